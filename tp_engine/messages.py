@@ -1,0 +1,158 @@
+"""Typed messages between the HTTP front end and the engine on rank 0.
+
+Both directions are msgpack of one tagged union each, over a local ZeroMQ socket pair. The front
+end holds the tokenizer: the engine sees token ids only.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tp_engine.params import SamplingParams
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Base of all messages; the class name is the tag on the wire."""
+
+
+# --- front end to engine ---------------------------------------------------------------------
+
+
+class Submit(Message):
+    """Start a request. Answered by `Output` messages, the last with a ``finish_reason``, or `Failed`."""
+
+    request_id: str
+    """Unique among open requests."""
+    model: str
+    """A served base name or a registered adapter name; resolved once, at admission."""
+    prompt: list[int]
+    """Token ids, at least one."""
+    params: SamplingParams
+    salt: str = ""
+    """Prefix blocks are shared only between requests of equal salt (tenant isolation)."""
+
+
+class Abort(Message):
+    """Stop a request and free what it holds; no more `Output` follows. Unknown ids are ignored."""
+
+    request_id: str
+    finished: bool = False
+    """True when the front end ended it itself (a stop string), so that it counts as a success."""
+
+
+class Goodbye(Message):
+    """The front end has nothing open and leaves; the engine may end."""
+
+
+ToEngine = Submit | Abort | Goodbye
+
+
+# --- engine to front end ---------------------------------------------------------------------
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of ``/v1/models``."""
+
+    name: str
+    root: str
+    """Where the weights came from."""
+    parent: str | None = None
+    """The base's served name; None for the base itself."""
+    revision: str | None = None
+    """SHA-256 of the adapter's canonical config and tensors, in hex."""
+
+
+class Phase(Message):
+    """Start-up progress for ``/health``."""
+
+    name: str
+
+
+class Ready(Message):
+    """The engine serves: sent once, after warm-up."""
+
+    models: list[ModelCard]
+    max_model_len: int
+    vocab_size: int
+    kv_tokens: int
+    """Tokens whose keys and values fit into the arena when no adapter is resident."""
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities at one output position."""
+
+    token: int
+    logprob: float
+    top_ids: list[int]
+    """Best tokens, best first; empty when only the sampled one was asked for."""
+    top_logprobs: list[float]
+
+
+class Output(Message):
+    """New tokens of one request."""
+
+    request_id: str
+    tokens: list[int]
+    """Without the end-of-sequence or stop token that ended it."""
+    logprobs: list[TokenLogprobs] | None = None
+    """One per entry of ``tokens``, when asked for."""
+    finish_reason: str | None = None
+    """``stop``, ``length`` or ``abort`` in the last message, else None."""
+    stop_token: int | None = None
+    """The end-of-sequence or stop token that ended it, when that is why."""
+    prompt_tokens: int = 0
+    """Length of the prompt."""
+    cached_tokens: int = 0
+    """Prompt tokens taken from the prefix cache."""
+    completion_tokens: int = 0
+    """Tokens generated so far, the stop token included."""
+
+
+class Failed(Message):
+    """The request was refused or lost; nothing more follows."""
+
+    request_id: str
+    code: str
+    """``model_not_found``, ``invalid_request``, ``overloaded`` or ``engine_dead``."""
+    message: str
+    param: str | None = None
+
+
+class Stats(Message):
+    """Counters and gauges for ``/metrics``, sent about once a second and on change of state."""
+
+    gauges: dict[str, float]
+    counters: dict[str, float]
+    """Monotonic since start."""
+    running_adapters: list[str]
+    """Names resident in the arena."""
+    waiting_adapters: list[str]
+    """Names that queued requests wait for."""
+    max_adapters: int
+    """How many adapters the engine knows."""
+
+
+class Draining(Message):
+    """The engine takes no new request and will end when the open ones have."""
+
+
+ToFrontEnd = Phase | Ready | Output | Failed | Stats | Draining
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine = msgspec.msgpack.Decoder(ToEngine)
+_to_front_end = msgspec.msgpack.Decoder(ToFrontEnd)
+
+
+def encode(message: Message) -> bytes:
+    """Encode one message of either direction."""
+    return _encoder.encode(message)
+
+
+def decode_to_engine(data: bytes) -> ToEngine:
+    """Decode what the front end sent. Raises ``msgspec.ValidationError`` on anything else."""
+    return _to_engine.decode(data)
+
+
+def decode_to_front_end(data: bytes) -> ToFrontEnd:
+    """Decode what the engine sent. Raises ``msgspec.ValidationError`` on anything else."""
+    return _to_front_end.decode(data)
