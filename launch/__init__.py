@@ -1,0 +1,1 @@
+"""Entry points: the server, the sharding validator, the benchmarks and the demo."""
