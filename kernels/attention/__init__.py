@@ -1,0 +1,115 @@
+"""Attention over KV blocks that lie in the arena's pages.
+
+Legend: T rows of a step, B sequences, Hq / Hkv local query and KV heads, D head size, P pages of
+the arena, Pmax pages a sequence at most, block tokens a page.
+
+`k_cache` and `v_cache` are views [P, Hkv, block, D] of one layer: the page stride is the arena's,
+head, token and dim are contiguous. Page ids are int32, offsets are computed in int64.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class AttentionBatch:
+    """Where the keys and values of a step's sequences lie. A new one is made for every step.
+
+    Raises ValueError, naming the field, on a wrong shape or dtype.
+    """
+
+    query_offsets: Tensor
+    """int32 [B + 1], ascending from 0 to T: sequence b has rows query_offsets[b] .. [b + 1]."""
+    context_lens: Tensor
+    """int32 [B], keys of each sequence once this step's tokens are stored."""
+    page_table: Tensor
+    """int32 [B, Pmax], pages of each sequence in order; unused places are 0."""
+    write_pages: Tensor
+    """int32 [T], the page that takes the K and V of each row."""
+    write_slots: Tensor
+    """int32 [T], the place in that page."""
+    max_query: int
+    """The largest number of rows of one sequence."""
+    max_context: int
+    """The largest of context_lens."""
+    memo: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+    """What a backend derived on the host from this batch, shared by all layers of the step."""
+
+    def __post_init__(self) -> None:
+        for name, ndim in _RANKS.items():
+            tensor: Tensor = getattr(self, name)
+            if tensor.dtype != torch.int32 or tensor.ndim != ndim:
+                raise ValueError(
+                    f"{name} must be int32 of rank {ndim}, got {tensor.dtype} {tuple(tensor.shape)}"
+                )
+        batch = self.context_lens.shape[0]
+        if self.query_offsets.shape[0] != batch + 1 or self.page_table.shape[0] != batch:
+            raise ValueError(
+                f"query_offsets must be [{batch + 1}] and page_table [{batch}, Pmax] beside "
+                f"context_lens [{batch}], got {tuple(self.query_offsets.shape)} and "
+                f"{tuple(self.page_table.shape)}"
+            )
+        if self.write_pages.shape != self.write_slots.shape:
+            raise ValueError(
+                f"write_slots must be {tuple(self.write_pages.shape)} as write_pages, got "
+                f"{tuple(self.write_slots.shape)}"
+            )
+
+
+_RANKS = {
+    "query_offsets": 1,
+    "context_lens": 1,
+    "page_table": 2,
+    "write_pages": 1,
+    "write_slots": 1,
+}
+
+
+class StoreKV(Protocol):
+    """The write half of attention."""
+
+    def __call__(
+        self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch
+    ) -> None:
+        """Put this step's keys and values into their pages.
+
+        Semantics: k_cache[write_pages[t], :, write_slots[t]] = k[t]; v likewise.
+
+        k, v [T, Hkv, D] in the caches' dtype; k_cache, v_cache [P, Hkv, block, D], written in
+        place, nothing but the named places. Raises ValueError, naming the argument, on a wrong
+        shape, dtype or stride.
+        """
+        ...
+
+
+class PagedAttention(Protocol):
+    """The read half of attention."""
+
+    def __call__(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        batch: AttentionBatch,
+        *,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        """Causal attention of each row over its own sequence.
+
+        Semantics: row i of sequence b has position p = context_lens[b] - rows(b) + i and sees keys
+        max(0, p - window + 1) .. p; out = softmax(scale * q . K) V in float32, rounded once. Query
+        head h reads KV head h // (Hq / Hkv).
+
+        q [T, Hq, D]; caches [P, Hkv, block, D] that already hold this step's tokens; window >= 1 or
+        None; returns a new [T, Hq, D]. Hq may be 0. Memory outside the context, also in the tail
+        of a sequence's last page, may hold anything, NaN included, and never reaches the result.
+        Raises ValueError, naming the argument, on a wrong shape, dtype or stride.
+        """
+        ...
+
+
+__all__ = ["AttentionBatch", "PagedAttention", "StoreKV"]

@@ -1,0 +1,113 @@
+"""LoRA deltas of many adapters in one batch, read from the arena's rank-rows.
+
+Legend: T rows of a step, G segments, S sites a layer, K in-features, N out-features (local), r LoRA
+rank.
+
+A *rank-row* is one row of A or one column of B of one module in one layer: contiguous in the arena,
+of the local width, in the activations' dtype, at a byte offset that is a multiple of 16. An adapter
+is found through its *descriptor record* in one flat int64 tensor; the record begins at word d, the
+descriptor number:
+
+    d + 2 * (layer * S + site)       (first << 16) | r        r = 0: the site isn't targeted
+    d + 2 * (layer * S + site) + 1   the bits of the float64 scale
+    d + first + i          (i < r)   byte offset of row i of A   (K elements)
+    d + first + r + i      (i < r)   byte offset of column i of B (N elements)
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LoraSegments:
+    """Which rows of a step belong to which adapter. A new one is made for every step.
+
+    Raises ValueError, naming the field, on a wrong shape or dtype.
+    """
+
+    offsets: Tensor
+    """int32 [G + 1], ascending from 0 to T: segment g is rows offsets[g] .. offsets[g + 1]."""
+    descriptors: Tensor
+    """int64 [G], the descriptor number of each segment; -1: base rows."""
+    max_rank: int
+    """The largest r of any site of any adapter in the step; 0: no adapter."""
+    memo: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+    """What a backend derived on the host from the records, kept for this step only: records may
+    be rewritten between steps, never within one."""
+
+    def __post_init__(self) -> None:
+        if self.descriptors.ndim != 1 or self.descriptors.dtype != torch.int64:
+            raise ValueError(
+                f"descriptors must be int64 [G], got {self.descriptors.dtype} "
+                f"{tuple(self.descriptors.shape)}"
+            )
+        expected = (self.descriptors.shape[0] + 1,)
+        if self.offsets.dtype != torch.int32 or tuple(self.offsets.shape) != expected:
+            raise ValueError(
+                f"offsets must be int32 {expected}, got {self.offsets.dtype} "
+                f"{tuple(self.offsets.shape)}"
+            )
+        if self.max_rank < 0:
+            raise ValueError(f"max_rank must be >= 0, got {self.max_rank}")
+
+
+class LoraShrink(Protocol):
+    """The first half of a delta."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        arena: Tensor,
+        descriptors: Tensor,
+        segments: LoraSegments,
+        *,
+        layer: int,
+        sites: tuple[int, ...],
+        num_sites: int,
+    ) -> Tensor:
+        """Project rows onto the A rows of their own adapters.
+
+        Semantics: h[i, t, j] = dot(x[t], A row j of sites[i] of t's adapter), summed in float32;
+        zero where t has no adapter, the site isn't targeted, or j >= r.
+
+        x [T, K] floating point, the input that all `sites` share; arena uint8 flat; descriptors
+        int64 flat; returns a new float32 [len(sites), T, max_rank]. T and K may be 0. Raises
+        ValueError, naming the argument, on a wrong shape or dtype.
+        """
+        ...
+
+
+class LoraExpand(Protocol):
+    """The second half of a delta, added in place."""
+
+    def __call__(
+        self,
+        y: Tensor,
+        h: Tensor,
+        arena: Tensor,
+        descriptors: Tensor,
+        segments: LoraSegments,
+        *,
+        layer: int,
+        sites: tuple[int, ...],
+        num_sites: int,
+        spans: tuple[tuple[int, int], ...],
+    ) -> None:
+        """Add the delta to the base output.
+
+        Semantics: y[t, start : start + width] += scale * sum_j h[i, t, j] * (B column j of sites[i]
+        of t's adapter), with (start, width) = spans[i]; base + delta is summed in float32 and
+        rounded once to y.dtype. Rows without an adapter, and sites that it doesn't target, keep
+        their bits.
+
+        y [T, N_total] floating point, written in place; h float32 [len(sites), T, max_rank] from
+        `lora_shrink`; spans are disjoint and inside N_total. Widths may be 0. Raises ValueError,
+        naming the argument, on a wrong shape or dtype.
+        """
+        ...
+
+
+__all__ = ["LoraExpand", "LoraSegments", "LoraShrink"]
