@@ -1,0 +1,105 @@
+"""A safetensors file mapped into memory, and handles to the tensors in it.
+
+Every read copies bytes and then views them as the stored dtype: no value passes through a float
+conversion, and no tensor handed out depends on the mapping's life.
+"""
+
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from sharding.header import CheckpointError, TensorInfo, parse_header
+from sharding.units import Span
+
+__all__ = ["MappedFile", "StoredTensor"]
+
+
+class MappedFile:
+    """One safetensors file; the header that was checked and the bytes read are of one open file."""
+
+    def __init__(self, path: Path) -> None:
+        """Open, check and map ``path``.
+
+        Raises:
+            CheckpointError: as `sharding.header.read_header`.
+        """
+        self.path = path
+        if not path.is_file():
+            raise CheckpointError(f"{path}: no such file")
+        with path.open("rb") as file:
+            self.infos = parse_header(file, path)
+            # A private copy-on-write map: torch warns about views of read-only memory.
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+
+    def __iter__(self) -> Iterator[str]:
+        """Names of the file's tensors."""
+        return iter(self.infos)
+
+    def raw(self, begin: int, end: int) -> torch.Tensor:
+        """View of the file's bytes ``begin:end`` (uint8), valid while the file is open."""
+        if self._map.closed:
+            raise ValueError(f"{self.path}: read after the checkpoint was closed")
+        if begin == end:
+            return torch.empty(0, dtype=torch.uint8)
+        return torch.frombuffer(self._map, dtype=torch.uint8, count=end - begin, offset=begin)
+
+    def close(self) -> None:
+        """Unmap the file."""
+        self._map.close()
+
+
+class StoredTensor:
+    """A tensor in a file, read as a whole or in part."""
+
+    def __init__(self, name: str, info: TensorInfo, file: MappedFile) -> None:
+        self.name = name
+        self.info = info
+        self._file = file
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape as stored."""
+        return self.info.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Element type as stored."""
+        return self.info.dtype
+
+    def read(self) -> torch.Tensor:
+        """The whole tensor, in memory of its own."""
+        raw = self.read_bytes(0, self.info.nbytes)
+        return raw.view(self.dtype).view(self.shape)
+
+    def read_bytes(self, start: int, stop: int) -> torch.Tensor:
+        """Bytes ``start:stop`` of the data (uint8), in memory of their own."""
+        if not 0 <= start <= stop <= self.info.nbytes:
+            raise ValueError(f"{self.name}: bytes {start}:{stop} of {self.info.nbytes}")
+        return self._file.raw(self.info.begin + start, self.info.begin + stop).clone()
+
+    def read_slice(self, rows: Span, cols: Span | None = None) -> torch.Tensor:
+        """Rows (first dimension), and columns of a matrix, in memory of their own.
+
+        Only the pages of the file that hold the slice are touched.
+
+        Raises:
+            ValueError: if the tensor has no rows, or is no matrix where ``cols`` is given, or the
+                spans leave it.
+        """
+        dims = len(self.shape)
+        if dims < 1 or rows.stop > self.shape[0]:
+            raise ValueError(f"{self.name}: rows {rows.start}:{rows.stop} of {list(self.shape)}")
+        row_bytes = self.info.nbytes // self.shape[0] if self.shape[0] else 0
+        start, stop = rows.start * row_bytes, rows.stop * row_bytes
+        if cols is None:
+            return self.read_bytes(start, stop).view(self.dtype).view(-1, *self.shape[1:])
+        if dims != 2 or cols.stop > self.shape[1]:
+            raise ValueError(f"{self.name}: cols {cols.start}:{cols.stop} of {list(self.shape)}")
+        if not rows.size or not cols.size:
+            return torch.empty(rows.size, cols.size, dtype=self.dtype)
+        raw = self._file.raw(self.info.begin + start, self.info.begin + stop)
+        width = self.dtype.itemsize
+        part = raw.view(rows.size, row_bytes)[:, cols.start * width : cols.stop * width]
+        return part.clone(memory_format=torch.contiguous_format).view(self.dtype)
