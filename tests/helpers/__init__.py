@@ -1,0 +1,1 @@
+"""Factories and oracles shared by the tests."""
