@@ -107,6 +107,8 @@ def _locked(path: Path) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise TimeoutError(f"{path} has been locked for {LOCK_TIMEOUT_S:.0f} s") from None
+                    raise TimeoutError(
+                        f"{path} has been locked for {LOCK_TIMEOUT_S:.0f} s"
+                    ) from None
                 time.sleep(LOCK_POLL_S)
         yield

@@ -80,10 +80,13 @@ def _check_digest(path: Path, expected: str) -> None:
 
 def _convert(kind: str, source: Path, target: Path) -> None:
     command = [sys.executable, "-m", "launch.demo.convert", kind, str(source), str(target)]
-    subprocess.run(
-        command, check=True, cwd=CHECKOUT, timeout=CONVERT_TIMEOUT_S, stdout=sys.stderr
-    )
+    subprocess.run(command, check=True, cwd=CHECKOUT, timeout=CONVERT_TIMEOUT_S, stdout=sys.stderr)
 
 
 def _say(text: str) -> None:
     print(f"[demo] {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    print(ensure_model())
+    print(ensure_nf4_model())
