@@ -54,9 +54,14 @@ class StoredTensor:
     """A tensor in a file, read as a whole or in part."""
 
     def __init__(self, name: str, info: TensorInfo, file: MappedFile) -> None:
-        self.name = name
+        self._name = name
         self.info = info
         self._file = file
+
+    @property
+    def name(self) -> str:
+        """Name in the checkpoint."""
+        return self._name
 
     @property
     def shape(self) -> tuple[int, ...]:
