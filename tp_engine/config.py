@@ -41,7 +41,7 @@ def parse_size(text: str) -> int:
     Raises:
         ValueError: the text is not a number followed by one of these units.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", text)
     unit = _UNITS.get(match[2].lower()) if match else None
     if match is None or unit is None:
         raise ValueError(f"{text!r} is not a size: write bytes or a unit, as 4096, 512MiB or 2GB")

@@ -1,0 +1,49 @@
+"""Configuration of the server: the HTTP side, around the engine's own configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tp_engine.config import MIB, Bytes, ConfigError, EngineConfig, check_number, check_types
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServeConfig:
+    """Where and how the engine is served.
+
+    Raises:
+        ConfigError: a field has a value that is not allowed; the message names all three.
+    """
+
+    engine: EngineConfig
+    """What is served; its fields are options beside these."""
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 or :: for every network (use an API key then)."""
+    port: int = 8000
+    """TCP port to listen on."""
+    api_key_file: str | None = None
+    """File with the keys that requests must carry, one a line; without it no key is asked for."""
+    max_body_bytes: Bytes = 8 * MIB
+    """Largest request body."""
+    keep_alive: float = 75.0
+    """Seconds an idle connection stays open; keep it longer than that of a proxy in front."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe messages to log."""
+    log_format: Literal["text", "json"] = "text"
+    """Lines for people, or one JSON object a line."""
+    access_log: bool = False
+    """Log a line for every HTTP request (never its body)."""
+    stats_interval: float = 10.0
+    """Seconds between the log's throughput lines; 0 turns them off."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_number(self, "port", 1, 65535)
+        check_number(self, "max_body_bytes", 1024, unit="bytes")
+        check_number(self, "keep_alive", 0, unit="seconds")
+        check_number(self, "stats_interval", 0, unit="seconds")
+        for name in ("host", "api_key_file"):
+            value = getattr(self, name)
+            if value is not None and not value.strip():
+                raise ConfigError(name, value, "text that is not blank")
