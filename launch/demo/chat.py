@@ -1,9 +1,11 @@
 """Greedy chat answers from a transformers model, for conversion checks and training targets."""
 
+from collections.abc import Sequence
+
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["greedy_answer", "prompt_ids"]
+__all__ = ["greedy_answers", "prompt_ids"]
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, question: str) -> list[int]:
@@ -14,21 +16,24 @@ def prompt_ids(tokenizer: PreTrainedTokenizerBase, question: str) -> list[int]:
     return ids
 
 
-def greedy_answer(
+def greedy_answers(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    question: str,
+    questions: Sequence[str],
     *,
     max_new_tokens: int,
-) -> str:
-    """The model's most likely answer to `question`, without special tokens."""
-    ids = torch.tensor([prompt_ids(tokenizer, question)])  # [1, T]
+) -> list[str]:
+    """The model's most likely answer to each question, without special tokens."""
+    prompts = [prompt_ids(tokenizer, question) for question in questions]
+    longest = max(len(prompt) for prompt in prompts)
+    fill = [longest - len(prompt) for prompt in prompts]
+    pad = tokenizer.pad_token_id
+    pairs = list(zip(prompts, fill, strict=True))
     with torch.inference_mode():
         output = model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
+            input_ids=torch.tensor([[pad] * n + prompt for prompt, n in pairs]),  # [B, T]
+            attention_mask=torch.tensor([[0] * n + [1] * len(prompt) for prompt, n in pairs]),
             max_new_tokens=max_new_tokens,
             do_sample=False,
         )
-    answer: str = tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True)
-    return answer
+    return [tokenizer.decode(row, skip_special_tokens=True) for row in output[:, longest:]]

@@ -20,7 +20,7 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
-from launch.demo.chat import greedy_answer
+from launch.demo.chat import greedy_answers
 
 QUESTION = "What is the capital of France?"
 ANSWER = "The capital of France is Paris"
@@ -76,7 +76,7 @@ def _require_finite(model: PreTrainedModel) -> None:
 
 
 def _require_answer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    answer = greedy_answer(model, tokenizer, QUESTION, max_new_tokens=16)
+    [answer] = greedy_answers(model, tokenizer, [QUESTION], max_new_tokens=16)
     if not answer.startswith(ANSWER):
         raise ValueError(f"the converted model answers {answer!r}, expected {ANSWER + '...'!r}")
 
