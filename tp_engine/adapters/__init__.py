@@ -1,0 +1,37 @@
+"""Adapters: reading and checking them, their names, and their page images.
+
+Reading order: `config` and `targets` (what PEFT's fields mean), `keys` (tensor names), `reader`,
+`revision` (identity), `registry` and `names`, `loading` (at start), `layout`, `record`, `packing`.
+"""
+
+from tp_engine.adapters.errors import AdapterError
+from tp_engine.adapters.layout import longest_row_bytes
+from tp_engine.adapters.loading import AdapterLoadError, LoadReport, load_adapters
+from tp_engine.adapters.packing import AdapterImage, pack_adapter, pages_needed
+from tp_engine.adapters.paths import resolve_adapter_path
+from tp_engine.adapters.reader import read_adapter
+from tp_engine.adapters.record import head_words, relocate, rows_of
+from tp_engine.adapters.registry import AdapterRegistry, ResolvedModel, UnknownModel
+from tp_engine.adapters.revision import AdapterRevision, LoraModule, digest_of
+
+__all__ = [
+    "AdapterError",
+    "AdapterImage",
+    "AdapterLoadError",
+    "AdapterRegistry",
+    "AdapterRevision",
+    "LoadReport",
+    "LoraModule",
+    "ResolvedModel",
+    "UnknownModel",
+    "digest_of",
+    "head_words",
+    "load_adapters",
+    "longest_row_bytes",
+    "pack_adapter",
+    "pages_needed",
+    "read_adapter",
+    "relocate",
+    "resolve_adapter_path",
+    "rows_of",
+]

@@ -1,0 +1,116 @@
+"""Descriptor records: where an adapter's rank-rows stand, as `kernels.lora` reads them.
+
+Legend: L layers, S sites, r LoRA rank of a module, K and N local in- and out-features.
+
+A record is int64 [2 * L * S + sum of 2 * r]: a head of two words a (layer, site), then for each
+module the offsets of its r rows of A and its r columns of B. In an adapter's page image an offset
+is page index * page bytes + offset in the page; `relocate` makes it one in the arena.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sharding import SITES
+
+_RANK_BITS = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SiteRows:
+    """What a record says of one module."""
+
+    a_offsets: Tensor
+    """int64 [r], bytes."""
+    b_offsets: Tensor
+    """int64 [r], bytes."""
+    scale: float
+
+
+def head_words(layers: int) -> int:
+    """Words before the first offset."""
+    return 2 * layers * len(SITES)
+
+
+def build_record(layers: int, sites: Mapping[tuple[int, int], SiteRows]) -> Tensor:
+    """The record of an adapter: int64 [W].
+
+    Args:
+        sites: by (layer, site); the others are not targeted.
+    """
+    head = torch.zeros(head_words(layers), dtype=torch.int64)
+    parts = [head]
+    first = head.numel()
+    for (layer, site), rows in sites.items():
+        rank = rows.a_offsets.numel()
+        assert 0 < rank < 1 << _RANK_BITS and rows.b_offsets.numel() == rank
+        at = 2 * (layer * len(SITES) + site)
+        head[at] = (first << _RANK_BITS) | rank
+        head[at + 1] = torch.tensor(rows.scale, dtype=torch.float64).view(torch.int64)
+        parts += [rows.a_offsets, rows.b_offsets]
+        first += 2 * rank
+    return torch.cat(parts)
+
+
+def relocate(record: Tensor, page_ids: Sequence[int], layers: int, page_bytes: int) -> Tensor:
+    """The record for pages that stand in the arena: a new int64 [W].
+
+    Args:
+        record: with the offsets of a page image.
+        page_ids: arena page of each page of the image, in order.
+    """
+    placed = record.clone()
+    offsets = placed[head_words(layers) :]
+    ids = torch.tensor(page_ids, dtype=torch.int64)
+    offsets.copy_(ids[offsets // page_bytes] * page_bytes + offsets % page_bytes)
+    return placed
+
+
+def site_rows(record: Tensor, layer: int, site: int) -> SiteRows | None:
+    """Offsets and scale of one module, None if it is not targeted."""
+    at = 2 * (layer * len(SITES) + site)
+    head = int(record[at])
+    first, rank = head >> _RANK_BITS, head & ((1 << _RANK_BITS) - 1)
+    if rank == 0:
+        return None
+    return SiteRows(
+        a_offsets=record[first : first + rank],
+        b_offsets=record[first + rank : first + 2 * rank],
+        scale=float(record[at + 1 : at + 2].view(torch.float64)),
+    )
+
+
+def rows_of(
+    memory: Tensor,
+    record: Tensor,
+    *,
+    layer: int,
+    site: int,
+    in_features: int,
+    out_features: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, float] | None:
+    """Read a module's shard back: (A [r, K], B [N, r], scale), None if it is not targeted.
+
+    Args:
+        memory: uint8; an image's pages with its own record, or an arena with a relocated one.
+        in_features: K.
+        out_features: N.
+        dtype: of the rows.
+    """
+    rows = site_rows(record, layer, site)
+    if rows is None:
+        return None
+    flat = memory.reshape(-1)
+    a = _gather(flat, rows.a_offsets, in_features, dtype)
+    b = _gather(flat, rows.b_offsets, out_features, dtype)
+    return a, b.T.contiguous(), rows.scale
+
+
+def _gather(flat: Tensor, offsets: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    size = width * dtype.itemsize
+    return torch.stack([flat[at : at + size].view(dtype) for at in offsets.tolist()])

@@ -1,0 +1,93 @@
+"""An adapter's content on the host: whole, checked, in the dtype of its file.
+
+Legend: r LoRA rank of a module.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from tp_engine.adapters.targets import module_name
+
+_FORMAT: Final = b"tp-engine adapter revision 1\n"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LoraModule:
+    """The pair of one linear module: delta W = scale * b @ a."""
+
+    a: Tensor
+    """[r, in], float32, bfloat16 or float16."""
+    b: Tensor
+    """[out, r], likewise."""
+    scale: float
+    """alpha / r or alpha / sqrt(r), after the patterns; float64."""
+
+    @property
+    def rank(self) -> int:
+        """r."""
+        return self.a.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both tensors."""
+        return self.a.nbytes + self.b.nbytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class AdapterRevision:
+    """One content of an adapter; two with the same digest are the same."""
+
+    digest: str
+    """`digest_of` its modules: its identity."""
+    source: str
+    """Directory it was read from, with links resolved."""
+    modules: Mapping[tuple[int, int], LoraModule]
+    """By (layer, site), in ascending order."""
+    expected: int
+    """Modules that the config targets; equal to `applied`, or the adapter would be refused."""
+    warnings: tuple[str, ...] = ()
+    """What the operator should know although the adapter is valid."""
+
+    @property
+    def applied(self) -> int:
+        """Modules that are applied."""
+        return len(self.modules)
+
+    @property
+    def max_rank(self) -> int:
+        """The largest LoRA rank of any module."""
+        return max(module.rank for module in self.modules.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors, in the dtype of the file."""
+        return sum(module.nbytes for module in self.modules.values())
+
+
+def digest_of(modules: Mapping[tuple[int, int], LoraModule]) -> str:
+    """SHA-256 in hex of what the modules compute.
+
+    Semantics: a header, then by ascending (layer, site) the module's name, the bits of its scale,
+    and for A and B dtype, shape and bytes (little-endian, row-major). So it does not depend on
+    how files are laid out or keys are ordered, nor on config fields that change nothing.
+    """
+    sha = hashlib.sha256(_FORMAT)
+    for (layer, site), module in sorted(modules.items()):
+        sha.update(f"{module_name(layer, site)}\n".encode())
+        sha.update(struct.pack("<d", module.scale))
+        for tensor in (module.a, module.b):
+            sha.update(f"{tensor.dtype} {list(tensor.shape)}\n".encode())
+            sha.update(_bytes_of(tensor).numpy().data)
+    return sha.hexdigest()
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
