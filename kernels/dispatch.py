@@ -1,17 +1,24 @@
 """One table of ops a device: the only door through which the engine calls a kernel."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-import kernels.attention.reference
-import kernels.fused.reference
-import kernels.lora.reference
-import kernels.nf4.reference
 from kernels.attention import PagedAttention, StoreKV
+from kernels.attention import cpu as attention_cpu
+from kernels.attention import deterministic as attention_deterministic
+from kernels.attention import reference as attention_reference
 from kernels.fused import AddRMSNorm, RMSNorm, Rotary, SiluMul
+from kernels.fused import cpu as fused_cpu
+from kernels.fused import reference as fused_reference
 from kernels.lora import LoraExpand, LoraShrink
+from kernels.lora import cpu as lora_cpu
+from kernels.lora import deterministic as lora_deterministic
+from kernels.lora import reference as lora_reference
 from kernels.nf4 import Dequantize, Linear, QuantizeBlocks
+from kernels.nf4 import cpu as nf4_cpu
+from kernels.nf4 import deterministic as nf4_deterministic
+from kernels.nf4 import reference as nf4_reference
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,19 +68,39 @@ def ops_for(device: torch.device, *, deterministic: bool = False) -> Ops:
 
 
 _REFERENCE = Ops(
-    linear=kernels.nf4.reference.linear,
-    dequantize=kernels.nf4.reference.dequantize,
-    quantize_blocks=kernels.nf4.reference.quantize_blocks,
-    lora_shrink=kernels.lora.reference.lora_shrink,
-    lora_expand_=kernels.lora.reference.lora_expand_,
-    store_kv=kernels.attention.reference.store_kv,
-    paged_attention=kernels.attention.reference.paged_attention,
-    rms_norm=kernels.fused.reference.rms_norm,
-    add_rms_norm=kernels.fused.reference.add_rms_norm,
-    silu_mul=kernels.fused.reference.silu_mul,
-    rotary=kernels.fused.reference.rotary,
+    linear=nf4_reference.linear,
+    dequantize=nf4_reference.dequantize,
+    quantize_blocks=nf4_reference.quantize_blocks,
+    lora_shrink=lora_reference.lora_shrink,
+    lora_expand_=lora_reference.lora_expand_,
+    store_kv=attention_reference.store_kv,
+    paged_attention=attention_reference.paged_attention,
+    rms_norm=fused_reference.rms_norm,
+    add_rms_norm=fused_reference.add_rms_norm,
+    silu_mul=fused_reference.silu_mul,
+    rotary=fused_reference.rotary,
 )
-_CPU = _REFERENCE
-_DETERMINISTIC_CPU = _REFERENCE
+
+_CPU = Ops(
+    linear=nf4_cpu.linear,
+    dequantize=nf4_cpu.dequantize,
+    quantize_blocks=nf4_cpu.quantize_blocks,
+    lora_shrink=lora_cpu.lora_shrink,
+    lora_expand_=lora_cpu.lora_expand_,
+    store_kv=attention_cpu.store_kv,
+    paged_attention=attention_cpu.paged_attention,
+    rms_norm=fused_cpu.rms_norm,
+    add_rms_norm=fused_cpu.add_rms_norm,
+    silu_mul=fused_cpu.silu_mul,
+    rotary=fused_cpu.rotary,
+)
+
+_DETERMINISTIC_CPU = replace(
+    _CPU,
+    linear=nf4_deterministic.linear,
+    lora_shrink=lora_deterministic.lora_shrink,
+    lora_expand_=lora_deterministic.lora_expand_,
+    paged_attention=attention_deterministic.paged_attention,
+)
 
 __all__ = ["Ops", "ops_for"]

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention import AttentionBatch
-from kernels.checks import check_attention, check_store
+from kernels.checks import check_attention, check_query_rows, check_store
 
 
 def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch) -> None:
@@ -31,6 +31,7 @@ def paged_attention(
     if q.numel() == 0:
         return out
     bounds: list[int] = batch.query_offsets.tolist()
+    check_query_rows(q.shape[0], bounds[-1])
     for b, context in enumerate(batch.context_lens.tolist()):
         start, stop = bounds[b], bounds[b + 1]
         if start == stop:

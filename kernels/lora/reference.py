@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from kernels.checks import check_expand, check_lora
+from kernels.checks import check_expand, check_lora, check_segment_rows, check_sites
 from kernels.lora import LoraSegments
 
 
@@ -23,6 +23,8 @@ def lora_shrink(
 ) -> Tensor:
     """See `kernels.lora.LoraShrink`."""
     check_lora(x, "x", arena, descriptors, layer, num_sites)
+    check_sites(sites, num_sites)
+    check_segment_rows("x", x.shape[0], int(segments.offsets[-1]))
     h = x.new_zeros((len(sites), x.shape[0], segments.max_rank), dtype=torch.float32)
     for i, site in enumerate(sites):
         for start, stop, number in _adapter_segments(segments):
@@ -47,7 +49,9 @@ def lora_expand_(
 ) -> None:
     """See `kernels.lora.LoraExpand`."""
     check_lora(y, "y", arena, descriptors, layer, num_sites)
+    check_sites(sites, num_sites)
     check_expand(y, h, segments, sites, spans)
+    check_segment_rows("y", y.shape[0], int(segments.offsets[-1]))
     for i, (site, (first, width)) in enumerate(zip(sites, spans, strict=True)):
         for start, stop, number in _adapter_segments(segments):
             _, offsets, scale = _read_record(descriptors, number, layer, site, num_sites)

@@ -147,7 +147,8 @@ class Linear(Protocol):
     def __call__(self, x: Tensor, w: Weight, bias: Tensor | None = None) -> Tensor:
         """Project rows.
 
-        Semantics: y = x @ w.T + bias, summed in float32, rounded once to x.dtype.
+        Semantics: y = x @ w.T + bias, summed in float32, rounded once to x.dtype. An NF4 weight
+        takes part as `dequantize(w, x.dtype)`.
 
         x [T, K] floating point; w [N, K]; bias [N] or None; returns a new [T, N] in x.dtype. T, K
         and N may be 0; with K = 0 the result is the bias or zeros. Raises ValueError, naming the

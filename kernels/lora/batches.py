@@ -1,0 +1,163 @@
+"""Groups the adapter segments of a step into batched products, on the host.
+
+    items      one (segment, rows) each: adapter a, rows 3..5   adapter b, rows 5..6   ...
+    group      items whose adapters have the same ranks at the sites of an op, padded to one count
+
+A group is one gather of rank-rows and one batched product, however many adapters it holds.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kernels.lora import LoraSegments
+
+Words = NDArray[np.int64]
+
+THIN = 8
+"""Items of up to so many rows share a product; longer ones are worth one of their own."""
+_GATHER_LIMIT = 4096  # rank-rows a gather
+ROW_ALIGNMENT = 16
+"""Every rank-row begins at a multiple of so many bytes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowGroup:
+    """Items of equal ranks. I items, m rows each (padded), R rank-rows an item in all."""
+
+    items: Words
+    """[I], indices of the items."""
+    count: int
+    """m."""
+    take: slice | Tensor
+    """The I * m rows of the step, padding included (a row repeated)."""
+    keep: Tensor | None
+    """int64, places of the true rows among the I * m; None: no padding."""
+    rows: slice | Tensor
+    """The true rows of the step, in the order of `keep`."""
+    ranks: tuple[int, ...]
+    """The rank at each site of the op."""
+    ramp: Words
+    """[R], the place of each rank-row among those of its site."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Item:
+    """Rows start .. start + count of one adapter."""
+
+    number: int
+    start: int
+    count: int
+
+
+class StepBatches:
+    """The groups of one step. Lives in `LoraSegments.memo`, so that no record outlives its step."""
+
+    def __init__(self, segments: LoraSegments, descriptors: Tensor, tile: int | None) -> None:
+        """With `tile`, items are cut and padded to that many rows: one shape for every batch."""
+        bounds: list[int] = segments.offsets.tolist()
+        self.total = bounds[-1]
+        self.items = list(_items(bounds, segments.descriptors.tolist(), tile))
+        self._tile = tile
+        self._max_rank = segments.max_rank
+        self._words: Words = descriptors.numpy()
+        self._numbers = np.array([item.number for item in self.items], dtype=np.int64)
+        self._layers: dict[tuple[int, int], tuple[Words, Words, NDArray[np.float64]]] = {}
+        self._groups: dict[bytes, list[RowGroup]] = {}
+
+    def groups(self, layer: int, sites: tuple[int, ...], num_sites: int) -> list[RowGroup]:
+        """Return the groups of one op; items without a rank at any of its sites are left out."""
+        ranks = self._table(layer, num_sites)[1][:, sites]  # [I, sites]
+        key = ranks.tobytes()
+        if key not in self._groups:
+            self._groups[key] = self._partition(ranks)
+        return self._groups[key]
+
+    def units(
+        self, group: RowGroup, side: int, layer: int, sites: tuple[int, ...], num_sites: int
+    ) -> Tensor:
+        """Return int64 [I, R], where each rank-row of A (side 0) or B (side 1) begins.
+
+        In units of `ROW_ALIGNMENT` bytes; site after site.
+        """
+        first = self._table(layer, num_sites)[0][group.items][:, sites]  # [I, sites]
+        base = (first + side * np.array(group.ranks)).repeat(group.ranks, axis=1)
+        return torch.from_numpy(self._words[base + group.ramp] // ROW_ALIGNMENT)
+
+    def scales(self, group: RowGroup, layer: int, sites: tuple[int, ...], num_sites: int) -> Tensor:
+        """Return float32 [sites, I, 1, 1]."""
+        scale = self._table(layer, num_sites)[2][group.items][:, sites]
+        return torch.from_numpy(scale.T.astype(np.float32))[:, :, None, None]
+
+    def _table(self, layer: int, num_sites: int) -> tuple[Words, Words, NDArray[np.float64]]:
+        """Return (first word, rank, scale) [I, num_sites] of a layer."""
+        key = (layer, num_sites)
+        if key not in self._layers:
+            at = self._numbers[:, None] + 2 * (layer * num_sites + np.arange(num_sites))
+            heads, scales = self._words[at], self._words[at + 1].view(np.float64)
+            ranks = heads & 0xFFFF
+            if ranks.size and int(ranks.max()) > self._max_rank:
+                raise ValueError(
+                    f"segments.max_rank must be >= {ranks.max()}, the rank of an adapter in "
+                    f"layer {layer}, got {self._max_rank}"
+                )
+            self._layers[key] = (self._numbers[:, None] + (heads >> 16), ranks, scales)
+        return self._layers[key]
+
+    def _partition(self, ranks: Words) -> list[RowGroup]:
+        classes: dict[tuple[int, ...], list[int]] = {}
+        for index, row in enumerate(map(tuple, ranks.tolist())):
+            if any(row):
+                classes.setdefault(row, []).append(index)
+        return [
+            self._group(part, row)
+            for row, members in classes.items()
+            for part in self._parts(members, sum(row))
+        ]
+
+    def _parts(self, members: list[int], rank_rows: int) -> Iterator[list[int]]:
+        """Yield items that share a product: thin ones together, the others alone."""
+        limit = THIN if self._tile is None else self._tile
+        thin = [i for i in members if self.items[i].count <= limit]
+        step = max(1, _GATHER_LIMIT // rank_rows)
+        yield from (thin[at : at + step] for at in range(0, len(thin), step))
+        yield from ([i] for i in members if self.items[i].count > limit)
+
+    def _group(self, members: list[int], ranks: tuple[int, ...]) -> RowGroup:
+        items = [self.items[i] for i in members]
+        count = self._tile or max(item.count for item in items)
+        rows = [r for item in items for r in range(item.start, item.start + item.count)]
+        padded = len(rows) != count * len(items)
+        take = [item.start + min(i, item.count - 1) for item in items for i in range(count)]
+        keep = [n * count + i for n, item in enumerate(items) for i in range(item.count)]
+        return RowGroup(
+            items=np.array(members, dtype=np.int64),
+            count=count,
+            take=torch.tensor(take) if padded else _selector(take),
+            keep=torch.tensor(keep) if padded else None,
+            rows=_selector(rows),
+            ranks=ranks,
+            ramp=np.concatenate([np.arange(r) for r in ranks]),
+        )
+
+
+def _items(bounds: list[int], numbers: list[int], tile: int | None) -> Iterator[Item]:
+    for start, stop, number in zip(bounds, bounds[1:], numbers, strict=False):
+        if number >= 0:
+            step = tile or max(1, stop - start)
+            for at in range(start, stop, step):
+                yield Item(number=number, start=at, count=min(step, stop - at))
+
+
+def _selector(rows: list[int]) -> slice | Tensor:
+    """A slice where rows follow each other (a view, no copy), else an index."""
+    if rows == list(range(rows[0], rows[0] + len(rows))):
+        return slice(rows[0], rows[0] + len(rows))
+    return torch.tensor(rows)
+
+
+__all__ = ["ROW_ALIGNMENT", "Item", "RowGroup", "StepBatches"]
