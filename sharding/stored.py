@@ -8,6 +8,8 @@ import mmap
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from sharding.header import CheckpointError, TensorInfo, parse_header
@@ -30,20 +32,20 @@ class MappedFile:
             raise CheckpointError(f"{path}: no such file")
         with path.open("rb") as file:
             self.infos = parse_header(file, path)
-            # A private copy-on-write map: torch warns about views of read-only memory.
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            # Read-only: a writable private map of a large file counts as memory to be backed.
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def __iter__(self) -> Iterator[str]:
         """Names of the file's tensors."""
         return iter(self.infos)
 
-    def raw(self, begin: int, end: int) -> torch.Tensor:
-        """View of the file's bytes ``begin:end`` (uint8), valid while the file is open."""
+    def view(self, begin: int, end: int) -> npt.NDArray[np.uint8]:
+        """Read-only view of the file's bytes ``begin:end``; to be dropped before `close`."""
         if self._map.closed:
             raise ValueError(f"{self.path}: read after the checkpoint was closed")
         if begin == end:
-            return torch.empty(0, dtype=torch.uint8)
-        return torch.frombuffer(self._map, dtype=torch.uint8, count=end - begin, offset=begin)
+            return np.empty(0, dtype=np.uint8)
+        return np.frombuffer(self._map, dtype=np.uint8, count=end - begin, offset=begin)
 
     def close(self) -> None:
         """Unmap the file."""
@@ -82,7 +84,7 @@ class StoredTensor:
         """Bytes ``start:stop`` of the data (uint8), in memory of their own."""
         if not 0 <= start <= stop <= self.info.nbytes:
             raise ValueError(f"{self.name}: bytes {start}:{stop} of {self.info.nbytes}")
-        return self._file.raw(self.info.begin + start, self.info.begin + stop).clone()
+        return _copy(self._file.view(self.info.begin + start, self.info.begin + stop))
 
     def read_slice(self, rows: Span, cols: Span | None = None) -> torch.Tensor:
         """Rows (first dimension), and columns of a matrix, in memory of their own.
@@ -104,7 +106,14 @@ class StoredTensor:
             raise ValueError(f"{self.name}: cols {cols.start}:{cols.stop} of {list(self.shape)}")
         if not rows.size or not cols.size:
             return torch.empty(rows.size, cols.size, dtype=self.dtype)
-        raw = self._file.raw(self.info.begin + start, self.info.begin + stop)
+        raw = self._file.view(self.info.begin + start, self.info.begin + stop)
         width = self.dtype.itemsize
-        part = raw.view(rows.size, row_bytes)[:, cols.start * width : cols.stop * width]
-        return part.clone(memory_format=torch.contiguous_format).view(self.dtype)
+        part = raw.reshape(rows.size, row_bytes)[:, cols.start * width : cols.stop * width]
+        return _copy(part).view(self.dtype)
+
+
+def _copy(view: npt.NDArray[np.uint8]) -> torch.Tensor:
+    """A contiguous tensor of the bytes. Torch itself warns about views of read-only memory."""
+    tensor = torch.empty(view.shape, dtype=torch.uint8)
+    np.copyto(tensor.numpy(), view)
+    return tensor
