@@ -1,0 +1,94 @@
+"""Checks of the host: the port, the packages, and settings that deserve a warning."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import ipaddress
+import socket
+from pathlib import Path
+
+from launch.options import ServeConfig
+from launch.preflight.errors import PreflightError
+
+TORCHRUN_PATIENCE = 30.0
+"""Seconds between torchrun's SIGTERM and its SIGKILL."""
+
+
+def check_port(host: str, port: int) -> None:
+    """Check that ``host:port`` can be listened on, by binding it for a moment.
+
+    Raises:
+        PreflightError: the port is taken or not allowed, or the host is not of this machine.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise PreflightError(
+            f"host {host!r} can't be resolved ({error.strerror}): set --host to an address of "
+            f"this machine"
+        ) from error
+    family, kind, protocol, _, address = found[0]
+    with socket.socket(family, kind, protocol) as probe:
+        # As servers do: connections that linger from an earlier run are no obstacle.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+            probe.listen(1)
+        except OSError as error:
+            raise PreflightError(_why_not(host, port, error)) from error
+
+
+def _why_not(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} on {host} is in use: stop what listens there, or choose another --port"
+    if error.errno == errno.EACCES:
+        return f"port {port} needs more rights than this process has: choose a --port from 1024 up"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"host {host!r} is not an address of this machine: set --host to one, or to 0.0.0.0"
+    return f"can't listen on {host} port {port}: {error.strerror}"
+
+
+def check_kernels_package() -> None:
+    """Check that ``kernels`` is our package, not the one of that name on PyPI. Imports neither.
+
+    Raises:
+        PreflightError: another package comes first on the import path, or none is there.
+    """
+    expected = Path(__file__).resolve().parents[2] / "kernels" / "__init__.py"
+    spec = importlib.util.find_spec("kernels")
+    found = Path(spec.origin).resolve() if spec is not None and spec.origin else None
+    if found != expected:
+        raise PreflightError(
+            f"the import name 'kernels' leads to {found}, not to {expected}: another package of "
+            f"that name comes first. Run `pip uninstall kernels`, or put {expected.parents[1]} "
+            f"first on PYTHONPATH"
+        )
+
+
+def start_warnings(config: ServeConfig, *, torchrun: bool) -> tuple[str, ...]:
+    """What deserves a line in the log though it is allowed.
+
+    ``torchrun`` says whether torchrun started this process.
+    """
+    warnings = []
+    if config.api_key_file is None and not is_loopback(config.host):
+        warnings.append(
+            f"listening on {config.host} without --api-key-file: anyone who reaches this port "
+            f"can use every adapter"
+        )
+    drain = config.engine.drain_timeout
+    if torchrun and drain >= TORCHRUN_PATIENCE:
+        warnings.append(
+            f"--drain-timeout {drain:g} is longer than the {TORCHRUN_PATIENCE:g} s after which "
+            f"torchrun kills its processes: requests still open then are cut off"
+        )
+    return tuple(warnings)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the host; a name other than localhost counts as no."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

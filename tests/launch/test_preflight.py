@@ -1,0 +1,450 @@
+"""Preflight: every refusal says what is wrong, what was found and what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import constants
+
+from launch.options import ServeConfig
+from launch.preflight import (
+    Gpu,
+    MemoryNeed,
+    PreflightError,
+    check_distinct_gpus,
+    check_driver,
+    check_gpu,
+    check_gpu_count,
+    check_kernels_package,
+    check_memory,
+    check_model_directory,
+    check_port,
+    count_gpus,
+    ensure_torchrun_environment,
+    estimate_memory,
+    fetch_model,
+    find_model,
+    free_host_bytes,
+    query_gpu,
+    start_warnings,
+)
+from launch.preflight.gpu import driver_version
+from launch.preflight.memory import container_free_bytes
+from sharding import ModelDims
+from tests.launch.fake_hub import COMMIT, fake_hub
+from tp_engine.config import GIB, EngineConfig
+
+ROOT = Path(__file__).parents[2]
+
+
+# -- port and host ------------------------------------------------------------------------------
+
+
+def test_a_port_in_use_is_refused_and_a_free_one_is_left_free() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(PreflightError, match=f"port {port} on 127.0.0.1 is in use.*--port"):
+            check_port("127.0.0.1", port)
+    check_port("127.0.0.1", port)
+    with socket.socket() as after:
+        after.bind(("127.0.0.1", port))
+
+
+def test_a_host_of_another_machine_is_refused() -> None:
+    with pytest.raises(PreflightError, match=r"'192\.0\.2\.1' is not an address of this machine"):
+        check_port("192.0.2.1", 8000)
+    with pytest.raises(PreflightError, match=r"'no\.such\.invalid' can't be resolved"):
+        check_port("no.such.invalid", 8000)
+
+
+@pytest.mark.parametrize(
+    ("host", "key", "warned"),
+    [
+        ("127.0.0.1", None, False),
+        ("127.0.0.9", None, False),
+        ("::1", None, False),
+        ("localhost", None, False),
+        ("0.0.0.0", None, True),
+        ("::", None, True),
+        ("10.1.2.3", None, True),
+        ("gpu-box", None, True),
+        ("0.0.0.0", "keys.txt", False),
+    ],
+)
+def test_listening_wider_than_loopback_without_a_key_is_warned_of(
+    host: str, key: str | None, warned: bool
+) -> None:
+    config = ServeConfig(engine=EngineConfig(model="m"), host=host, api_key_file=key)
+    texts = start_warnings(config, torchrun=True)
+    assert bool(texts) == warned
+    assert all(host in text and "--api-key-file" in text for text in texts)
+
+
+def test_draining_longer_than_torchrun_waits_is_warned_of() -> None:
+    config = ServeConfig(engine=EngineConfig(model="m", drain_timeout=30))
+    assert start_warnings(config, torchrun=False) == ()
+    (text,) = start_warnings(config, torchrun=True)
+    assert "--drain-timeout 30" in text
+
+
+def test_another_package_named_kernels_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_kernels_package()
+    other = tmp_path / "kernels"
+    other.mkdir()
+    (other / "__init__.py").write_text("raise RuntimeError('imported')")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "kernels"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(PreflightError, match=r"leads to .*pip uninstall kernels"):
+        check_kernels_package()
+
+
+# -- model --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """The names that a complete sharded model directory has."""
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "config.json").write_text("{}")
+    (directory / "tokenizer.json").write_text("{}")
+    names = [f"model-0000{part}-of-00002.safetensors" for part in (1, 2)]
+    for name in names:
+        (directory / name).write_bytes(b"\x08\0\0\0\0\0\0\0{}")
+    index = {"weight_map": {"a": names[0], "b": names[1], "c": names[0]}}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    return directory
+
+
+def refusal(directory: Path) -> str:
+    with pytest.raises(PreflightError) as caught:
+        check_model_directory(directory)
+    return str(caught.value)
+
+
+def test_a_complete_directory_passes_with_or_without_an_index(model: Path) -> None:
+    check_model_directory(model)
+    (model / "model.safetensors.index.json").unlink()
+    check_model_directory(model)
+
+
+@pytest.mark.parametrize(
+    "path", ["/no/such/dir", "./missing", "~/missing/model", "~nobody-here/x", "a/b/c", "..", "x/"]
+)
+def test_a_path_never_falls_through_to_the_hub(
+    path: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def unreachable(*_: object, **__: object) -> str:
+        raise AssertionError("asked the Hub")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
+    for locate in (fetch_model, find_model):
+        if path == "..":
+            assert locate(path, None) == tmp_path / ".."
+        else:
+            with pytest.raises(PreflightError, match=r"directory /.* does not exist: check --mod"):
+                locate(path, None)
+
+
+def test_an_existing_directory_wins_over_a_hub_id_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert fetch_model("org/name", None) == tmp_path / "org" / "name"
+    with pytest.raises(PreflightError, match="--revision main is for Hub models"):
+        fetch_model("org/name", "main")
+
+
+def test_what_is_missing_in_a_directory_is_named(model: Path) -> None:
+    (model / "model-00002-of-00002.safetensors").unlink()
+    assert "model-00002-of-00002.safetensors is listed in the index" in refusal(model)
+    (model / "tokenizer.json").unlink()
+    assert "has no tokenizer (none of tokenizer.json, " in refusal(model)
+    (model / "config.json").unlink()
+    assert "has no config.json" in refusal(model)
+    assert "is not a directory" in refusal(model / "tokenizer.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("pytorch_model.bin", "only pytorch_model.bin"),
+        ("model.gguf", "only model.gguf"),
+        (None, "no weights at all"),
+    ],
+)
+def test_weights_in_other_formats_are_refused_by_name(
+    model: Path, name: str | None, found: str
+) -> None:
+    for path in model.glob("model*"):
+        path.unlink()
+    if name is not None:
+        (model / name).write_bytes(b"x")
+    message = refusal(model)
+    assert f"has no *.safetensors, {found}" in message
+    assert "save_pretrained" in message
+
+
+def test_a_git_lfs_pointer_is_recognised(model: Path) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
+    (model / "model-00001-of-00002.safetensors").write_text(pointer)
+    assert "git lfs pull" in refusal(model)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"weight_map": ["a"]}', '{"weight_map": {"a": 1}}']
+)
+def test_a_broken_index_is_refused(model: Path, text: str) -> None:
+    (model / "model.safetensors.index.json").write_text(text)
+    assert "is not an index of safetensors files" in refusal(model)
+
+
+def test_offline_a_hub_model_that_is_not_cached_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(PreflightError, match="HF_HUB_OFFLINE is set, there is no directory org/m,"):
+        fetch_model("org/m", None)
+
+
+def hub_session(endpoint: str, cache: Path, calls: list[list[Any]]) -> list[str]:
+    """Run calls of fetch_model or find_model in a fresh process that uses this Hub."""
+    script = """
+import json, sys
+from launch import preflight
+for name, *arguments in json.loads(sys.argv[1]):
+    try:
+        print(json.dumps(str(getattr(preflight, name)(*arguments))))
+    except preflight.PreflightError as error:
+        print(json.dumps(f"refused: {error}"))
+"""
+    environ = {name: value for name, value in os.environ.items() if "OFFLINE" not in name}
+    environ |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", script, json.dumps(calls)],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_hub_model_is_fetched_once_and_its_troubles_are_told_apart(tmp_path: Path) -> None:
+    with fake_hub() as endpoint:
+        before, fetched, found, gated, missing, revision = hub_session(
+            endpoint,
+            tmp_path,
+            [
+                ["find_model", "org/good", None],
+                ["fetch_model", "org/good", None],
+                ["find_model", "org/good", None],
+                ["fetch_model", "org/gated", None],
+                ["fetch_model", "org/missing", None],
+                ["fetch_model", "org/good", "nothing"],
+            ],
+        )
+    assert before.startswith("refused: there is no directory org/good, and Hub model org/good is n")
+    assert found == fetched
+    assert Path(fetched).name == COMMIT
+    names = {path.name for path in Path(fetched).rglob("*")}
+    assert names == {"config.json", "tokenizer.json", "model.safetensors"}
+    check_model_directory(Path(fetched))
+    assert "org/gated is gated" in gated
+    assert "HF_TOKEN" in gated
+    assert "no Hub model org/missing can be seen, nor is there a directory" in missing
+    assert "has no revision nothing" in revision
+    still, unreachable = hub_session(
+        endpoint, tmp_path, [["fetch_model", "org/good", None], ["fetch_model", "org/other", None]]
+    )
+    assert still == fetched
+    assert unreachable.startswith("refused: the Hub can't be reached (")
+
+
+# -- memory -------------------------------------------------------------------------------------
+
+LLAMA_8B = ModelDims(
+    layers=32, hidden=4096, intermediate=14336, heads=32, kv_heads=8, head_dim=128, vocab=128256
+)
+LIMITS = {"max_model_len": 8192, "max_num_batched_tokens": 8192, "max_num_seqs": 64}
+
+
+def test_the_estimate_of_a_known_model_is_right() -> None:
+    need = estimate_memory(
+        LLAMA_8B, 1, element_bytes=2, nf4=False, dense_copies=True, tied=False, **LIMITS
+    )
+    # 8,030,261,248 parameters, 266,240 of them in norms, which the estimate leaves out.
+    assert need.weights == 2 * (8_030_261_248 - 266_240)
+    assert need.dense_copies == 0
+    assert need.sequence == 8192 * 128 * 1024
+    quantised = estimate_memory(
+        LLAMA_8B, 1, element_bytes=2, nf4=True, dense_copies=False, tied=False, **LIMITS
+    )
+    linear, tables = 6_979_321_856, 2 * 128256 * 4096
+    assert quantised.weights == linear * 9 // 16 + 2 * tables
+    assert quantised.scratch - need.scratch == 2 * 2 * 14336 * 4096
+    copied = estimate_memory(
+        LLAMA_8B, 1, element_bytes=4, nf4=True, dense_copies=True, tied=True, **LIMITS
+    )
+    assert copied.dense_copies == 4 * linear
+    assert copied.weights == linear * 9 // 16 + 2 * tables
+
+
+@pytest.mark.parametrize("world", [2, 3, 8, 16])
+def test_the_estimate_is_of_the_heaviest_rank(world: int) -> None:
+    one, many = (
+        estimate_memory(
+            LLAMA_8B, ranks, element_bytes=2, nf4=False, dense_copies=True, tied=False, **LIMITS
+        )
+        for ranks in (1, world)
+    )
+    assert one.weights / world <= many.weights < 1.3 * one.weights / world
+    assert many.sequence >= one.sequence / min(world, 8)
+
+
+NEED = MemoryNeed(weights=6 * GIB, dense_copies=0, scratch=GIB, sequence=GIB)
+
+
+def test_memory_that_suffices_to_the_byte_passes_and_one_byte_less_does_not() -> None:
+    check_memory(NEED, 8 * GIB, arena_bytes=None, where="GPU 0", nf4=True)
+    check_memory(NEED, 9 * GIB, arena_bytes=2 * GIB, where="GPU 0", nf4=True)
+    with pytest.raises(PreflightError) as caught:
+        check_memory(NEED, 8 * GIB - 1, arena_bytes=None, where="GPU 0", nf4=True)
+    message = str(caught.value)
+    assert message.startswith("about 8.00 GiB needed, 8.00 GiB available on GPU 0 (weights 6.00")
+    assert "--max-model-len" in message
+    assert "--quantize" not in message
+    assert "--no-keep-dense" not in message
+
+
+def test_the_advice_follows_what_takes_the_memory() -> None:
+    need = dataclasses.replace(NEED, dense_copies=20 * GIB)
+    with pytest.raises(PreflightError, match=r"--no-keep-dense, a smaller --arena-bytes"):
+        check_memory(need, 8 * GIB, arena_bytes=3 * GIB, where="this host", nf4=True)
+    with pytest.raises(PreflightError, match=r"try --quantize nf4, a smaller --max-model-len"):
+        check_memory(NEED, GIB, arena_bytes=None, where="this host", nf4=False)
+
+
+def test_a_container_limit_bounds_what_is_free(tmp_path: Path) -> None:
+    assert container_free_bytes(tmp_path) == 2**63 - 1
+    (tmp_path / "memory.max").write_text("max\n")
+    assert container_free_bytes(tmp_path) == 2**63 - 1
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("700\n")
+    (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 150\n")
+    assert container_free_bytes(tmp_path) == 450
+    assert 0 < free_host_bytes() < 2**50
+
+
+# -- ranks and GPUs -----------------------------------------------------------------------------
+
+
+def test_without_torchrun_a_world_of_one_rank_is_set_up() -> None:
+    environ = {"MASTER_ADDR": "some-other-host", "MASTER_PORT": "1"}
+    place = ensure_torchrun_environment(environ)
+    assert (place.rank, place.world, place.local_rank, place.local_world) == (0, 1, 0, 1)
+    assert not place.torchrun
+    assert environ["MASTER_ADDR"] == "127.0.0.1"
+    assert 1024 <= int(environ.pop("MASTER_PORT")) <= 65535
+    del environ["MASTER_ADDR"]
+    assert environ == {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+
+
+def test_torchruns_environment_is_read_and_left_alone() -> None:
+    environ = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+    before = dict(environ)
+    place = ensure_torchrun_environment(environ)
+    assert (place.rank, place.world, place.local_rank, place.local_world) == (5, 8, 1, 4)
+    assert place.torchrun
+    assert environ == before
+
+
+@pytest.mark.parametrize(
+    ("environ", "complaint"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "RANK, WORLD_SIZE set, but not LOCAL_RANK"),
+        ({"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "RANK=2 of WORLD_SIZE=2"),
+        ({"RANK": "-1", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "RANK=-1 of WORLD_SIZE=2"),
+        ({"RANK": "0", "WORLD_SIZE": "two", "LOCAL_RANK": "0"}, "WORLD_SIZE='two' is not a whole"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"},
+            "LOCAL_RANK=2 of LOCAL_WORLD_SIZE=2",
+        ),
+    ],
+)
+def test_a_half_set_or_impossible_environment_is_refused(
+    environ: dict[str, str], complaint: str
+) -> None:
+    with pytest.raises(PreflightError, match=complaint):
+        ensure_torchrun_environment(environ)
+
+
+def test_two_ranks_on_one_gpu_are_refused_and_equal_numbers_on_two_hosts_are_not() -> None:
+    check_distinct_gpus([("a", "GPU-1"), ("a", "GPU-2"), ("b", "GPU-1")])
+    with pytest.raises(PreflightError, match="ranks 1 and 3 both use GPU GPU-2 of host a"):
+        check_distinct_gpus([("a", "GPU-1"), ("a", "GPU-2"), ("b", "GPU-1"), ("a", "GPU-2")])
+
+
+def test_more_ranks_than_gpus_are_refused() -> None:
+    check_gpu_count(2, 2)
+    with pytest.raises(PreflightError, match=r"3 ranks on this host, but 2 visible.*per-node 2"):
+        check_gpu_count(3, 2)
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (10, 3)])
+def test_gpus_from_ampere_on_pass(capability: tuple[int, int]) -> None:
+    check_gpu(Gpu(name="x", uuid="u", capability=capability, free_bytes=1, total_bytes=1))
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (7, 0), (6, 1)])
+def test_older_gpus_are_refused_by_name(capability: tuple[int, int]) -> None:
+    gpu = Gpu(name="Tesla T4", uuid="u", capability=capability, free_bytes=1, total_bytes=1)
+    shown = "{}.{}".format(*capability)
+    with pytest.raises(PreflightError, match=f"Tesla T4 has compute capability {shown}: 8.0 or"):
+        check_gpu(gpu)
+
+
+def test_a_driver_of_an_older_major_version_is_refused() -> None:
+    check_driver((12, 2), (12, 8))
+    check_driver((13, 0), (12, 8))
+    check_driver(None, (12, 8))
+    with pytest.raises(PreflightError, match=r"serves CUDA up to 12\.8, but torch .* for 13"):
+        check_driver((12, 8), (13, 0))
+
+
+def test_no_gpus_are_counted_for_the_cpu() -> None:
+    assert count_gpus("cpu") == 0
+    if torch.version.cuda is None:
+        assert count_gpus("auto") == 0
+
+
+@pytest.mark.gpu
+def test_a_real_gpu_answers() -> None:
+    assert count_gpus("auto") >= 1
+    driver = driver_version()
+    assert driver is not None
+    assert driver >= (11, 0)
+    gpu = query_gpu(0)
+    check_gpu(gpu)
+    assert gpu.name
+    assert gpu.uuid
+    assert 0 < gpu.free_bytes <= gpu.total_bytes
