@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -96,12 +97,31 @@ class Service:
         leader = psutil.Process(self._process.pid)
         family = [leader, *leader.children(recursive=True)]
         self._process.send_signal(signal.SIGTERM)
-        _, alive = psutil.wait_procs(family, timeout_s)
+        alive = _outliving(family, timeout_s)
         for process in alive:
-            process.kill()
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         self._process.wait()
         if alive:
             raise ServiceError(f"had to kill {len(alive)} processes that did not stop: {alive}")
+
+
+def _outliving(family: list[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+    """Wait for all to end; those that still run after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while alive := [process for process in family if _runs(process)]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(POLL_S)
+    return alive
+
+
+def _runs(process: psutil.Process) -> bool:
+    """Whether it still does anything; an orphan may stay a zombie for want of an init process."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _is_ready(http: httpx.Client) -> bool:
