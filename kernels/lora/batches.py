@@ -27,7 +27,7 @@ ROW_ALIGNMENT = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowGroup:
-    """Items of equal ranks. I items, m rows each (padded), R rank-rows an item in all."""
+    """Items of equal ranks. I items, m rows each (padded), R rank-rows of A an item in all."""
 
     items: Words
     """[I], indices of the items."""
@@ -40,9 +40,14 @@ class RowGroup:
     rows: slice | Tensor
     """The true rows of the step, in the order of `keep`."""
     ranks: tuple[int, ...]
-    """The rank at each site of the op."""
+    """The rank at each site of the layer."""
     ramp: Words
-    """[R], the place of each rank-row among those of its site."""
+    """[2R, 1], the place of each rank-row among those of its site: R of A, then R of B."""
+
+    def columns(self, side: int, site: int) -> slice:
+        """Where a site's rank-rows of A (side 0) or B (side 1) lie among the 2R."""
+        start = side * sum(self.ranks) + sum(self.ranks[:site])
+        return slice(start, start + self.ranks[site])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +57,18 @@ class Item:
     number: int
     start: int
     count: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerGroup:
+    """A group, and where its rank-rows lie in one layer."""
+
+    group: RowGroup
+    """The rows."""
+    units: Tensor
+    """int64 [2R, I], the start of each rank-row in units of `ROW_ALIGNMENT` bytes."""
+    scales: Tensor
+    """float32 [S, I, 1, 1]."""
 
 
 class StepBatches:
@@ -66,49 +83,41 @@ class StepBatches:
         self._max_rank = segments.max_rank
         self._words: Words = descriptors.numpy()
         self._numbers = np.array([item.number for item in self.items], dtype=np.int64)
-        self._layers: dict[tuple[int, int], tuple[Words, Words, NDArray[np.float64]]] = {}
+        self._layers: dict[tuple[int, int], list[LayerGroup]] = {}
         self._groups: dict[bytes, list[RowGroup]] = {}
 
-    def groups(self, layer: int, sites: tuple[int, ...], num_sites: int) -> list[RowGroup]:
-        """Return the groups of one op; items without a rank at any of its sites are left out."""
-        ranks = self._table(layer, num_sites)[1][:, sites]  # [I, sites]
-        key = ranks.tobytes()
-        if key not in self._groups:
-            self._groups[key] = self._partition(ranks)
-        return self._groups[key]
-
-    def units(
-        self, group: RowGroup, side: int, layer: int, sites: tuple[int, ...], num_sites: int
-    ) -> Tensor:
-        """Return int64 [I, R], where each rank-row of A (side 0) or B (side 1) begins.
-
-        In units of `ROW_ALIGNMENT` bytes; site after site.
-        """
-        first = self._table(layer, num_sites)[0][group.items][:, sites]  # [I, sites]
-        base = (first + side * np.array(group.ranks)).repeat(group.ranks, axis=1)
-        return torch.from_numpy(self._words[base + group.ramp] // ROW_ALIGNMENT)
-
-    def scales(self, group: RowGroup, layer: int, sites: tuple[int, ...], num_sites: int) -> Tensor:
-        """Return float32 [sites, I, 1, 1]."""
-        scale = self._table(layer, num_sites)[2][group.items][:, sites]
-        return torch.from_numpy(scale.T.astype(np.float32))[:, :, None, None]
-
-    def _table(self, layer: int, num_sites: int) -> tuple[Words, Words, NDArray[np.float64]]:
-        """Return (first word, rank, scale) [I, num_sites] of a layer."""
+    def groups(self, layer: int, num_sites: int) -> list[LayerGroup]:
+        """Return the groups of a layer; items without a rank at any site are left out."""
         key = (layer, num_sites)
         if key not in self._layers:
-            at = self._numbers[:, None] + 2 * (layer * num_sites + np.arange(num_sites))
-            heads, scales = self._words[at], self._words[at + 1].view(np.float64)
-            ranks = heads & 0xFFFF
-            if ranks.size and int(ranks.max()) > self._max_rank:
-                raise ValueError(
-                    f"segments.max_rank must be >= {ranks.max()}, the rank of an adapter in "
-                    f"layer {layer}, got {self._max_rank}"
-                )
-            self._layers[key] = (self._numbers[:, None] + (heads >> 16), ranks, scales)
+            self._layers[key] = self._read_layer(layer, num_sites)
         return self._layers[key]
 
-    def _partition(self, ranks: Words) -> list[RowGroup]:
+    def _read_layer(self, layer: int, num_sites: int) -> list[LayerGroup]:
+        at = self._numbers[:, None] + 2 * (layer * num_sites + np.arange(num_sites))
+        heads, scales = self._words[at], self._words[at + 1].view(np.float64)
+        ranks, first = heads & 0xFFFF, self._numbers[:, None] + (heads >> 16)
+        key = ranks.tobytes()
+        if key not in self._groups:
+            self._groups[key] = self._partition(ranks, layer)
+        return [self._locate(group, first, scales) for group in self._groups[key]]
+
+    def _locate(self, group: RowGroup, first: Words, scales: NDArray[np.float64]) -> LayerGroup:
+        starts = first[group.items].repeat(group.ranks, axis=1).T  # [R, I]
+        words = self._words[np.concatenate((starts, starts)) + group.ramp]  # [2R, I]
+        scale = scales[group.items].T.astype(np.float32)
+        return LayerGroup(
+            group=group,
+            units=torch.from_numpy(np.ascontiguousarray(words // ROW_ALIGNMENT)),
+            scales=torch.from_numpy(scale)[:, :, None, None],
+        )
+
+    def _partition(self, ranks: Words, layer: int) -> list[RowGroup]:
+        if ranks.size and int(ranks.max()) > self._max_rank:
+            raise ValueError(
+                f"segments.max_rank must be >= {ranks.max()}, the rank of an adapter in layer "
+                f"{layer}, got {self._max_rank}"
+            )
         classes: dict[tuple[int, ...], list[int]] = {}
         for index, row in enumerate(map(tuple, ranks.tolist())):
             if any(row):
@@ -141,7 +150,9 @@ class StepBatches:
             keep=torch.tensor(keep) if padded else None,
             rows=_selector(rows),
             ranks=ranks,
-            ramp=np.concatenate([np.arange(r) for r in ranks]),
+            ramp=np.concatenate(
+                [np.arange(r) for r in ranks] + [np.arange(r, 2 * r) for r in ranks]
+            )[:, None],
         )
 
 
@@ -160,4 +171,4 @@ def _selector(rows: list[int]) -> slice | Tensor:
     return torch.tensor(rows)
 
 
-__all__ = ["ROW_ALIGNMENT", "Item", "RowGroup", "StepBatches"]
+__all__ = ["ROW_ALIGNMENT", "Item", "LayerGroup", "RowGroup", "StepBatches"]

@@ -4,12 +4,14 @@ The arena is seen as overlapping rows [places, width], one at every multiple of 
 plain `index_select` collects rank-rows from anywhere, whatever the strides inside a page.
 """
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
 from kernels.checks import check_expand, check_lora, check_segment_rows, check_sites
 from kernels.lora import LoraSegments
-from kernels.lora.batches import ROW_ALIGNMENT, RowGroup, StepBatches
+from kernels.lora.batches import ROW_ALIGNMENT, LayerGroup, RowGroup, StepBatches
 
 
 def lora_shrink(
@@ -72,15 +74,16 @@ def shrink(
     """Compute `lora_shrink`; rank-rows of a product are padded to a multiple of `lanes`."""
     check_segment_rows("x", x.shape[0], batches.total)
     h = torch.zeros(len(sites), x.shape[0], segments.max_rank)
-    width = x.shape[1]
-    if not width or not segments.max_rank:
+    if not x.shape[1] or not segments.max_rank:
         return h
-    for group in batches.groups(layer, sites, num_sites):
-        units = batches.units(group, 0, layer, sites, num_sites)
-        a = _rank_rows(arena, _pad_columns(units, lanes), width, x.dtype)  # [I, R, K]
-        rows = x[group.take].float().view(len(group.items), group.count, width)
-        out = torch.bmm(rows, a.transpose(1, 2)).flatten(0, 1)  # [I * m, R]
-        _scatter(h, out if group.keep is None else out[group.keep], group)
+    for placed in batches.groups(layer, num_sites):
+        group = placed.group
+        units = _site_units(placed, sites, lanes)
+        if units is not None:
+            a = _rank_rows(arena, units, x.shape[1], x.dtype)  # [I, R, K]
+            rows = x[group.take].float().view(-1, group.count, x.shape[1])
+            out = torch.bmm(rows, a.transpose(1, 2)).flatten(0, 1)  # [I * m, R]
+            _scatter(h, out if group.keep is None else out[group.keep], group, sites)
     return h
 
 
@@ -98,41 +101,56 @@ def expand_(
     check_segment_rows("y", y.shape[0], batches.total)
     if not h.numel():
         return
-    for group in batches.groups(layer, sites, num_sites):
-        units = batches.units(group, 1, layer, sites, num_sites)
-        shape = (len(group.items), group.count)
-        scaled = h[:, group.take].view(h.shape[0], *shape, h.shape[2])
-        scaled = scaled * batches.scales(group, layer, sites, num_sites)  # [sites, I, m, max_rank]
-        column = 0
-        for i, (rank, (start, width)) in enumerate(zip(group.ranks, spans, strict=True)):
+    for placed in batches.groups(layer, num_sites):
+        group = placed.group
+        scaled = h[:, group.take].view(len(sites), -1, group.count, h.shape[2])
+        scaled = scaled * placed.scales[_selector(sites)]  # [sites, I, m, max_rank]
+        for i, (site, (start, width)) in enumerate(zip(sites, spans, strict=True)):
+            rank = group.ranks[site]
             if rank and width:
-                site_units = units[:, column : column + rank]
-                b = _rank_rows(arena, site_units, width, y.dtype)  # [I, r, N]
+                units = placed.units[group.columns(1, site)]
+                b = _rank_rows(arena, units, width, y.dtype)  # [I, r, N]
                 delta = torch.bmm(scaled[i, :, :, :rank], b).flatten(0, 1)  # [I * m, N]
                 _add_rows(y[:, start : start + width], delta, group)
-            column += rank
+
+
+def _site_units(placed: LayerGroup, sites: tuple[int, ...], lanes: int) -> Tensor | None:
+    """Return int64 [R, I], the rank-rows of A at these sites; None: there are none.
+
+    The first is repeated until their number is a multiple of `lanes`.
+    """
+    parts = [placed.group.columns(0, site) for site in sites]
+    if all(a.stop == b.start for a, b in pairwise(parts)):
+        units = placed.units[parts[0].start : parts[-1].stop]
+    else:
+        units = torch.cat([placed.units[part] for part in parts])
+    if not units.shape[0]:
+        return None
+    extra = -units.shape[0] % lanes
+    return torch.cat((units, units[:1].expand(extra, -1))) if extra else units
+
+
+def _selector(sites: tuple[int, ...]) -> slice | list[int]:
+    """A slice where sites follow each other (a view, no copy), else a list."""
+    run = range(sites[0], sites[0] + len(sites)) if sites else range(0)
+    return slice(run.start, run.stop) if tuple(run) == sites else list(sites)
 
 
 def _rank_rows(arena: Tensor, units: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-    """Return float32 [I, R, width], the rank-rows that begin at these units."""
+    """Return float32 [I, R, width], the rank-rows at units [R, I]."""
     elements = arena[: arena.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
     unit = ROW_ALIGNMENT // dtype.itemsize
     places = (elements.numel() - width) // unit + 1
     overlapping = elements.as_strided((places, width), (unit, 1), elements.storage_offset())
-    rows = overlapping.index_select(0, units.flatten())
-    return rows.float().view(*units.shape, width)
+    rows = overlapping.index_select(0, units.view(-1))
+    return rows.float().view(*units.shape, width).transpose(0, 1)
 
 
-def _pad_columns(units: Tensor, lanes: int) -> Tensor:
-    """Repeat the first rank-row of each item until their number is a multiple of `lanes`."""
-    extra = -units.shape[1] % lanes
-    return torch.cat((units, units[:, :1].expand(-1, extra)), dim=1) if extra else units
-
-
-def _scatter(h: Tensor, out: Tensor, group: RowGroup) -> None:
+def _scatter(h: Tensor, out: Tensor, group: RowGroup, sites: tuple[int, ...]) -> None:
     """Put out [rows, R] into the sites of h."""
     column = 0
-    for i, rank in enumerate(group.ranks):
+    for i, site in enumerate(sites):
+        rank = group.ranks[site]
         if rank:
             h[i, group.rows, :rank] = out[:, column : column + rank]
         column += rank
