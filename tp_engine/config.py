@@ -139,6 +139,9 @@ class EngineConfig:
     """Quantise a full-precision checkpoint while loading it."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where ranks compute; auto is cuda when a GPU is visible."""
+    backend: Literal["auto", "nccl", "gloo"] = "auto"
+    """How ranks exchange activations; auto is nccl between GPUs and gloo between CPUs. With gloo
+    several ranks may share a GPU."""
     max_model_len: int | None = None
     """Longest prompt plus output, in tokens; without it, what the model was made for."""
     max_num_seqs: int = 64
@@ -219,13 +222,16 @@ class EngineConfig:
         was made for.
 
         Raises:
-            ConfigError: device is cuda without a GPU, or max_model_len exceeds the model.
+            ConfigError: device is cuda without a GPU, backend is nccl on the CPU, or
+                max_model_len exceeds the model.
         """
         if self.device == "cuda" and not cuda:
             raise ConfigError("device", "cuda", "no GPU is visible; use cpu or auto")
         if self.max_model_len is not None and self.max_model_len > model_positions:
             raise ConfigError("max_model_len", self.max_model_len, f"at most {model_positions}")
         gpu = self.device == "cuda" or (self.device == "auto" and cuda)
+        if self.backend == "nccl" and not gpu:
+            raise ConfigError("backend", "nccl", "gloo or auto on the CPU")
         tokens = self.max_num_batched_tokens or max(8192 if gpu else 512, self.max_num_seqs)
         return dataclasses.replace(
             self,

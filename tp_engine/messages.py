@@ -19,7 +19,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Submit(Message):
-    """Start a request. Answered by `Output` messages, the last with a ``finish_reason``, or `Failed`."""
+    """Start a request. Answered by `Output`, the last with a ``finish_reason``, or by `Failed`."""
 
     request_id: str
     """Unique among open requests."""

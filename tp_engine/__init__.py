@@ -1,0 +1,31 @@
+"""The engine: types, configuration, scheduler, memory, adapters, layers, models, runner, worker.
+
+Importing it is cheap; the names below are loaded on first use, so that reading options does not
+import torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tp_engine.config import EngineConfig
+    from tp_engine.llm import LLM, Completion
+    from tp_engine.params import SamplingParams
+
+__all__ = ["LLM", "Completion", "EngineConfig", "SamplingParams"]
+
+_HOMES = {
+    "Completion": "tp_engine.llm",
+    "EngineConfig": "tp_engine.config",
+    "LLM": "tp_engine.llm",
+    "SamplingParams": "tp_engine.params",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

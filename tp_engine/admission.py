@@ -1,0 +1,82 @@
+"""What a request must satisfy before the engine takes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tp_engine.memory import PageLayout
+from tp_engine.messages import Submit
+from tp_engine.params import ParameterError
+
+
+class RequestError(ValueError):
+    """A request that cannot be served; the engine is as before."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.param = param
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineLimits:
+    """Sizes that requests are checked against."""
+
+    vocab_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_pages: int
+    eos_ids: tuple[int, ...]
+    kv_dtype: str
+    base_digest: str
+
+
+def token_limit(message: Submit, limits: EngineLimits) -> int:
+    """Most tokens of the request, prompt and output together."""
+    most = message.params.max_tokens
+    return limits.max_model_len if most is None else len(message.prompt) + most
+
+
+def check_request(
+    message: Submit, limits: EngineLimits, layout: PageLayout, adapter_pages: int
+) -> None:
+    """Refuse what can never be served, so that whatever is queued will run.
+
+    Args:
+        adapter_pages: arena pages of the request's adapter, 0 for the base.
+
+    Raises:
+        RequestError: a token id or a length is out of range, or the request and its adapter alone
+            are larger than the arena.
+    """
+    _check_tokens(message, limits.vocab_size)
+    length, longest = len(message.prompt), token_limit(message, limits)
+    if longest > limits.max_model_len or length >= limits.max_model_len:
+        raise RequestError(
+            "context_length_exceeded",
+            f"the prompt has {length} tokens and {max(longest - length, 1)} more were asked for; "
+            f"the context holds {limits.max_model_len}",
+            "max_tokens" if length < limits.max_model_len else "prompt",
+        )
+    pages = layout.blocks(longest)
+    if pages + adapter_pages > limits.num_pages:
+        raise RequestError(
+            "context_length_exceeded",
+            f"the request needs {pages} pages for {longest} tokens and {adapter_pages} for its "
+            f"adapter; the arena has {limits.num_pages}",
+            "max_tokens",
+        )
+
+
+def _check_tokens(message: Submit, vocab_size: int) -> None:
+    if not message.prompt or not all(0 <= token < vocab_size for token in message.prompt):
+        raise RequestError(
+            "invalid_request",
+            f"the prompt must be token ids from 0 to {vocab_size - 1}, at least one",
+            "prompt",
+        )
+    try:
+        message.params.check_vocabulary(vocab_size)
+    except ParameterError as error:
+        raise RequestError("invalid_request", str(error), error.param) from error

@@ -1,0 +1,118 @@
+"""The collectives that the engine uses, and nothing else: no-ops at world size 1.
+
+Two process groups: the device group carries activations (nccl on GPUs, gloo on CPUs), the control
+group carries plans and adapter bytes (always gloo, CPU tensors). Every wait ends with an error
+after the group's time limit.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comm:
+    """One rank's view of the ranks that serve together."""
+
+    rank: int
+    world: int
+    device: torch.device
+    """Where activations live."""
+    ordered: bool
+    """Sum in rank order whatever the backend: stock reductions of three or more ranks do not."""
+    device_group: dist.ProcessGroup | None = None
+    control_group: dist.ProcessGroup | None = None
+
+    @classmethod
+    def alone(cls, device: torch.device) -> Comm:
+        """World size 1: no process group is needed."""
+        return cls(rank=0, world=1, device=device, ordered=True)
+
+    @classmethod
+    def connect(
+        cls, device: torch.device, *, backend: str, timeout: float, deterministic: bool
+    ) -> Comm:
+        """Join the ranks that torchrun started; start-up may take 30 minutes, later waits
+        ``timeout`` seconds each.
+
+        Raises:
+            torch.distributed.DistError: the ranks did not find each other in time.
+        """
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            return cls.alone(device)
+        if not dist.is_initialized():
+            dist.init_process_group("gloo", timeout=timedelta(minutes=30))
+        limit = timedelta(seconds=timeout)
+        control = dist.new_group(backend="gloo", timeout=limit)
+        return cls(
+            rank=dist.get_rank(),
+            world=dist.get_world_size(),
+            device=device,
+            # gloo gathers and adds locally faster than it reduces, so order is free there.
+            ordered=deterministic or backend == "gloo",
+            device_group=control
+            if backend == "gloo" and device.type == "cpu"
+            else dist.new_group(backend=backend, timeout=limit),
+            control_group=control,
+        )
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum of ``x`` over ranks; may reuse the memory of ``x``. Equal bits on all ranks."""
+        if self.world == 1:
+            return x
+        if not self.ordered:
+            dist.all_reduce(x, group=self.device_group)
+            return x
+        parts = self._all_gather(x)
+        total = parts[0]
+        for part in parts[1:]:
+            total += part
+        return total
+
+    def gather_to_zero(self, x: Tensor) -> list[Tensor] | None:
+        """``x`` of every rank in rank order on rank 0, None elsewhere. Shapes must be equal."""
+        if self.world == 1:
+            return [x]
+        parts = [torch.empty_like(x) for _ in range(self.world)] if self.rank == 0 else None
+        dist.gather(x.contiguous(), parts, dst=0, group=self.device_group)
+        return parts
+
+    def broadcast_from_zero(self, x: Tensor) -> Tensor:
+        """Overwrite ``x`` with rank 0's and return it."""
+        if self.world > 1:
+            dist.broadcast(x, src=0, group=self.device_group)
+        return x
+
+    def broadcast_control(self, x: Tensor) -> Tensor:
+        """As `broadcast_from_zero`, for CPU tensors on the control group."""
+        if self.world > 1:
+            dist.broadcast(x, src=0, group=self.control_group)
+        return x
+
+    def scatter_control(self, parts: list[Tensor] | None, mine: Tensor) -> Tensor:
+        """Rank 0 gives each rank its part (CPU, equal shapes); fills and returns ``mine``."""
+        if self.world == 1:
+            assert parts is not None
+            return mine.copy_(parts[0])
+        dist.scatter(mine, parts, src=0, group=self.control_group)
+        return mine
+
+    def gather_numbers(self, values: list[int]) -> list[list[int]]:
+        """Every rank's integers, on all ranks, in rank order; for start-up agreement."""
+        if self.world == 1:
+            return [values]
+        mine = torch.tensor(values, dtype=torch.int64)
+        parts = [torch.empty_like(mine) for _ in range(self.world)]
+        dist.all_gather(parts, mine)
+        return [part.tolist() for part in parts]
+
+    def _all_gather(self, x: Tensor) -> list[Tensor]:
+        parts = list(torch.empty((self.world, *x.shape), dtype=x.dtype, device=x.device))
+        dist.all_gather(parts, x.contiguous(), group=self.device_group)
+        return parts

@@ -1,0 +1,233 @@
+"""The engine on rank 0: takes requests, makes plans, runs them on all ranks, gives tokens back."""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+
+from tp_engine.adapters import AdapterImage, AdapterRevision
+from tp_engine.admission import EngineLimits, RequestError, check_request, token_limit
+from tp_engine.memory import AdapterFootprint, AdapterResidency, PageLayout, PagePool, PrefixCache
+from tp_engine.memory import root_key as prefix_root
+from tp_engine.messages import Failed, Output, Stats, Submit, TokenLogprobs
+from tp_engine.params import SamplingParams
+from tp_engine.plan import PlanKind, StepPlan
+from tp_engine.sampling import Sampled
+from tp_engine.scheduler import Planner, Request, Scheduler, Work
+from tp_engine.stats import collect_stats
+from tp_engine.worker import Worker
+
+
+class Engine:
+    """Everything rank 0 decides. `step` is one turn: plan, run, hand out tokens."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        limits: EngineLimits,
+        *,
+        descriptor_words: int,
+        idle_adapter_pages: int,
+        prefix_caching: bool,
+        seed: int | None,
+    ) -> None:
+        self.worker = worker
+        self.limits = limits
+        self.layout: PageLayout = worker.runner.arena.layout
+        self._ticks = 0
+        self.pool = PagePool(limits.num_pages)
+        self.prefix = PrefixCache(self.pool, self._clock, enabled=prefix_caching)
+        self.residency = AdapterResidency(
+            self.pool, descriptor_words, idle_adapter_pages, self._clock
+        )
+        self.scheduler = Scheduler(
+            layout=self.layout,
+            pool=self.pool,
+            prefix=self.prefix,
+            residency=self.residency,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+        )
+        self._planner = Planner(self.pool, self.residency, limits.eos_ids)
+        self._requests: dict[str, Request] = {}
+        self.adapters: dict[str, AdapterFootprint] = {}
+        self._seeds = _seed_source(seed)
+        self.counters: dict[str, float] = dict.fromkeys(
+            ("steps", "prompt_tokens", "generation_tokens", "requests", "finished", "aborted"), 0.0
+        )
+        self.counters |= {"failed": 0.0, "steps_with_4_revisions": 0.0}
+
+    @property
+    def requests(self) -> Mapping[str, Request]:
+        """All requests that have not ended, by id."""
+        return self._requests
+
+    # --- adapters ----------------------------------------------------------------------------
+
+    def register(
+        self, name: str, revision: AdapterRevision, images: Sequence[AdapterImage]
+    ) -> None:
+        """Give every rank its images of a revision; requests may use it from now on.
+
+        Raises:
+            ValueError: the adapter alone is larger than the arena or the descriptor space.
+        """
+        pages, words = int(images[0].pages.shape[0]), images[0].record.numel()
+        if pages + 1 > self.limits.num_pages or words > self.residency.descriptor_words:
+            raise ValueError(
+                f"adapter {name} needs {pages} pages and {words} descriptor words beside one "
+                f"page of keys and values; the arena has {self.limits.num_pages} pages and "
+                f"{self.residency.descriptor_words} words: raise the memory for the arena"
+            )
+        handle = len(self.adapters)
+        plan = self._planner.control(PlanKind.REGISTER, (handle, pages, words))
+        self._send(plan)
+        self.worker.run(plan, list(images))
+        self.adapters[revision.digest] = AdapterFootprint(
+            handle=handle,
+            digest=revision.digest,
+            name=name,
+            pages=pages,
+            words=words,
+            max_rank=revision.max_rank,
+        )
+
+    # --- requests ----------------------------------------------------------------------------
+
+    def submit(self, message: Submit, revision: AdapterRevision | None) -> None:
+        """Queue a request for a revision that was registered, or for the base.
+
+        Raises:
+            RequestError: it can never be served as asked.
+        """
+        limits, params = self.limits, message.params
+        adapter = None if revision is None else self.adapters[revision.digest]
+        if message.request_id in self._requests:
+            raise RequestError("invalid_request", f"request {message.request_id} is open already")
+        check_request(message, limits, self.layout, 0 if adapter is None else adapter.pages)
+        digest = "" if revision is None else revision.digest
+        request = Request(
+            id=message.request_id,
+            prompt_len=len(message.prompt),
+            params=params,
+            seed=params.seed if params.seed is not None else next(self._seeds),
+            limit=token_limit(message, limits),
+            model=message.model,
+            root=prefix_root(limits.base_digest, digest, message.salt, limits.kv_dtype),
+            adapter=adapter,
+            tokens=list(message.prompt),
+        )
+        self._requests[request.id] = request
+        self.scheduler.add(request)
+        self.counters["requests"] += 1
+        self.counters["prompt_tokens"] += request.prompt_len
+
+    def abort(self, request_id: str, *, finished: bool = False) -> None:
+        """End a request without further output; unknown ids are those that ended by themselves."""
+        request = self._requests.pop(request_id, None)
+        if request is not None:
+            self.scheduler.remove(request)
+            self.counters["finished" if finished else "aborted"] += 1
+
+    def step(self) -> list[Output | Failed]:
+        """Run one step if there is work; the new tokens of each request."""
+        work = self.scheduler.schedule()
+        if not work:
+            return []
+        plan, ordered = self._planner.step(work)
+        self._send(plan)
+        sampled = self.worker.run(plan)
+        assert sampled is not None
+        self.counters["steps"] += 1
+        if len({id(item.request.adapter) for item in ordered}) >= 4:
+            self.counters["steps_with_4_revisions"] += 1
+        return self._complete(ordered, sampled)
+
+    def control(self, kind: PlanKind) -> None:
+        """Send a plan without work: a heartbeat, or the word to return or stop."""
+        self._send(self._planner.control(kind))
+
+    # --- inspection --------------------------------------------------------------------------
+
+    def check_integrity(self) -> list[str]:
+        """Faults in the page books; none when sound."""
+        return self.pool.check(self.scheduler.held_pages(), self.prefix.idle_pages)
+
+    def stats(self) -> Stats:
+        """Gauges and counters for ``/metrics``."""
+        return collect_stats(self)
+
+    # --- inside ------------------------------------------------------------------------------
+
+    def _clock(self) -> int:
+        self._ticks += 1
+        return self._ticks
+
+    def _send(self, plan: StepPlan) -> None:
+        self.worker.channel.send(plan)
+
+    def _complete(self, work: Sequence[Work], sampled: Sampled) -> list[Output | Failed]:
+        """Append each new token, publish confirmed blocks, and end what has ended."""
+        outputs: list[Output | Failed] = []
+        rows = iter(range(len(sampled.tokens)))
+        tokens, failed = sampled.tokens.tolist(), sampled.failed
+        for item in work:
+            request = item.request
+            if not item.samples:
+                self.scheduler.publish(request)
+                continue
+            row = next(rows)
+            if failed[row]:
+                outputs.append(self._fail(request))
+                continue
+            self.scheduler.publish(request)
+            outputs.append(self._advance(request, tokens[row], sampled.logprobs[row]))
+        return outputs
+
+    def _advance(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> Output:
+        request.tokens.append(token)
+        request.slot_has_last = True
+        self.counters["generation_tokens"] += 1
+        params = request.params
+        ended = _is_end(params, token, self.limits.eos_ids, request.output_len)
+        reason = "stop" if ended else None
+        if not ended and len(request.tokens) >= request.limit:
+            reason = "length"
+        if reason is not None:
+            del self._requests[request.id]
+            self.scheduler.remove(request)
+            self.counters["finished"] += 1
+        return Output(
+            request_id=request.id,
+            tokens=[] if ended else [token],
+            logprobs=None if logprobs is None else [] if ended else [logprobs],
+            finish_reason=reason,
+            stop_token=token if ended else None,
+            prompt_tokens=request.prompt_len,
+            cached_tokens=request.cached_tokens,
+            completion_tokens=request.output_len,
+        )
+
+    def _fail(self, request: Request) -> Failed:
+        del self._requests[request.id]
+        self.scheduler.remove(request)
+        self.counters["failed"] += 1
+        return Failed(
+            request_id=request.id,
+            code="numerical_error",
+            message=f"the model's output for {request.model} is not finite",
+        )
+
+
+def _is_end(params: SamplingParams, token: int, eos_ids: tuple[int, ...], output_len: int) -> bool:
+    if output_len <= params.min_tokens and params.min_tokens > 0:
+        return False
+    return token in params.stop_token_ids or (not params.ignore_eos and token in eos_ids)
+
+
+def _seed_source(seed: int | None) -> Iterator[int]:
+    """Seeds for requests that bring none; a fixed sequence when the engine has a seed."""
+    draw = secrets.randbelow if seed is None else random.Random(seed).randrange
+    while True:
+        yield draw(2**63)

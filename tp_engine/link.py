@@ -1,0 +1,69 @@
+"""The engine's end of the local sockets to the HTTP front end.
+
+Two one-way ZeroMQ pipes with paths in a private directory. The engine binds both before the front
+end starts. Sending never waits: a front end that does not read for long is taken for dead.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import zmq
+
+from tp_engine.messages import Message, ToEngine, decode_to_engine, encode
+
+MAX_UNREAD = 100_000
+"""Messages that may wait for the front end."""
+
+
+class FrontEndGone(RuntimeError):
+    """The front end does not take messages any more."""
+
+
+class FrontEndLink:
+    """Typed messages to and from the front end."""
+
+    def __init__(self) -> None:
+        self._directory = Path(tempfile.mkdtemp(prefix="tp-engine-"))  # made with mode 0700
+        self.to_engine = f"ipc://{self._directory}/to-engine"
+        self.to_front_end = f"ipc://{self._directory}/to-front-end"
+        self._context = zmq.Context()
+        self._pull = self._context.socket(zmq.PULL)
+        self._pull.set_hwm(0)
+        self._pull.bind(self.to_engine)
+        self._push = self._context.socket(zmq.PUSH)
+        self._push.set_hwm(MAX_UNREAD)
+        self._push.bind(self.to_front_end)
+
+    def send(self, messages: Iterable[Message]) -> None:
+        """Hand messages over without waiting.
+
+        Raises:
+            FrontEndGone: it has not read for so long that its queue is full.
+        """
+        for message in messages:
+            try:
+                self._push.send(encode(message), zmq.NOBLOCK)
+            except zmq.Again:
+                raise FrontEndGone("the front end does not read its messages") from None
+
+    def receive(self, timeout: float) -> list[ToEngine]:
+        """All messages that are there, after waiting at most ``timeout`` seconds for the first."""
+        messages: list[ToEngine] = []
+        if self._pull.poll(int(timeout * 1000)):
+            while True:
+                try:
+                    messages.append(decode_to_engine(self._pull.recv(zmq.NOBLOCK)))
+                except zmq.Again:
+                    break
+        return messages
+
+    def close(self, linger: float) -> None:
+        """Wait at most ``linger`` seconds for unread messages, then remove the sockets."""
+        self._push.close(linger=int(linger * 1000))
+        self._pull.close(linger=0)
+        self._context.term()
+        shutil.rmtree(self._directory, ignore_errors=True)

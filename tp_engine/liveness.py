@@ -1,0 +1,158 @@
+"""Who is alive: one TCP connection from every rank to rank 0, and a watch on each main thread.
+
+A rank that dies closes its connection, so rank 0 knows at once and by name; one that hangs stops
+sending beats, or its own watchdog ends it. The threads here end the process even while the main
+thread sits in a collective. torchrun and the front end see the exit and do the rest.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from tp_engine.comm import Comm
+
+log = logging.getLogger(__name__)
+
+BEAT_SECONDS = 0.5
+_HELLO = struct.Struct("<qq")
+
+
+class Watchdog:
+    """Ends the process when its main thread makes no progress for ``limit`` seconds."""
+
+    def __init__(self, rank: int, die: Callable[[str], None]) -> None:
+        self._rank = rank
+        self._die = die
+        self._limit: float | None = None
+        self._last = time.monotonic()
+
+    def start(self, limit: float) -> None:
+        """Begin to watch."""
+        self._last = time.monotonic()
+        self._limit = limit
+        threading.Thread(target=self._run, name="watchdog", daemon=True).start()
+
+    def stop(self) -> None:
+        """Watch no longer."""
+        self._limit = None
+
+    def progress(self) -> None:
+        """The main thread did something."""
+        self._last = time.monotonic()
+
+    def _run(self) -> None:
+        while (limit := self._limit) is not None:
+            idle = time.monotonic() - self._last
+            if idle > limit:
+                self._die(f"rank {self._rank} made no progress for {idle:.1f} s")
+                return
+            time.sleep(min(BEAT_SECONDS, limit / 4))
+
+
+class Liveness:
+    """Rank 0's view of its peers, and every peer's view of rank 0."""
+
+    def __init__(self, comm: Comm, timeout: float, die: Callable[[str], None]) -> None:
+        """Connect all ranks; every rank must call it.
+
+        Args:
+            timeout: seconds of silence after which a rank counts as dead.
+            die: called once, from a thread, with the reason in words; must not return.
+        """
+        self._comm = comm
+        self._timeout = timeout
+        self._die = die
+        self._closing = False
+        self._reason: str | None = None
+        self._known = threading.Event()
+        self._peers: dict[socket.socket, int] = {}
+        if comm.world > 1:
+            self._connect()
+
+    def reason(self, wait: float) -> str | None:
+        """Why the service must end, if a peer is gone; waits so long for that to show."""
+        self._known.wait(wait)
+        return self._reason
+
+    def close(self) -> None:
+        """Peers may leave from now on."""
+        self._closing = True
+
+    def _connect(self) -> None:
+        listener = socket.create_server(("", 0)) if self._comm.rank == 0 else None
+        port = listener.getsockname()[1] if listener else 0
+        secret = secrets.randbits(62) if listener else 0
+        port, secret = self._comm.gather_numbers([port, secret])[0]
+        if listener is not None:
+            while len(self._peers) < self._comm.world - 1:
+                self._accept(listener, secret)
+            listener.close()
+        else:
+            host = os.environ["MASTER_ADDR"]
+            peer = socket.create_connection((host, port), timeout=self._timeout)
+            peer.sendall(_HELLO.pack(secret, self._comm.rank))
+            self._peers[peer] = 0
+        for peer in self._peers:
+            peer.setblocking(False)
+        threading.Thread(target=self._run, name="liveness", daemon=True).start()
+
+    def _accept(self, listener: socket.socket, secret: int) -> None:
+        listener.settimeout(self._timeout)
+        peer, address = listener.accept()
+        peer.settimeout(self._timeout)
+        given, rank = _HELLO.unpack(peer.recv(_HELLO.size, socket.MSG_WAITALL))
+        if given != secret:
+            log.warning("refused a liveness connection from %s: wrong secret", address)
+            peer.close()
+            return
+        self._peers[peer] = rank
+
+    def _run(self) -> None:
+        selector = selectors.DefaultSelector()
+        heard = dict.fromkeys(self._peers, time.monotonic())
+        for peer in self._peers:
+            selector.register(peer, selectors.EVENT_READ)
+        next_beat = time.monotonic()
+        while not self._closing:
+            if time.monotonic() >= next_beat:
+                next_beat = time.monotonic() + BEAT_SECONDS
+                self._beat()
+            for key, _ in selector.select(BEAT_SECONDS / 2):
+                peer = key.fileobj
+                assert isinstance(peer, socket.socket)
+                if not self._hear(peer):
+                    return self._report(f"rank {self._peers[peer]} is gone")
+                heard[peer] = time.monotonic()
+            silent = min(heard, key=heard.__getitem__)
+            quiet = time.monotonic() - heard[silent]
+            if quiet > self._timeout:
+                return self._report(f"rank {self._peers[silent]} was silent for {quiet:.1f} s")
+
+    def _hear(self, peer: socket.socket) -> bool:
+        try:
+            return bool(peer.recv(4096))
+        except ConnectionError:
+            return False
+
+    def _beat(self) -> None:
+        for peer in self._peers:
+            # A full buffer means it does not read: its silence will tell. A closed one is found
+            # when reading from it next.
+            with suppress(BlockingIOError, ConnectionError):
+                peer.send(b".")
+
+    def _report(self, reason: str) -> None:
+        if self._closing:
+            return
+        self._reason = reason
+        self._known.set()
+        self._die(reason)

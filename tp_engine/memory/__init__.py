@@ -1,0 +1,20 @@
+"""The arena's pages: layout, ownership, prefix cache and adapter residency."""
+
+from tp_engine.memory.layout import PageLayout, kv_block_bytes, kv_views
+from tp_engine.memory.pool import PagePool, PageUse
+from tp_engine.memory.prefix import PrefixCache, block_key, root_key
+from tp_engine.memory.residency import AdapterFootprint, AdapterResidency, Resident
+
+__all__ = [
+    "AdapterFootprint",
+    "AdapterResidency",
+    "PageLayout",
+    "PagePool",
+    "PageUse",
+    "PrefixCache",
+    "Resident",
+    "block_key",
+    "kv_block_bytes",
+    "kv_views",
+    "root_key",
+]

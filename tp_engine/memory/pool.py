@@ -1,0 +1,141 @@
+"""Who holds each page of the arena. Rank 0 decides; page ids mean the same on all ranks.
+
+A page is in exactly one state:
+
+    FREE ──take──> HELD by running requests (KV, counted) or by a resident adapter
+    HELD KV ──drop to 0──> CACHED (its tokens are known and may be asked for again) or FREE
+    CACHED ──hit──> HELD;  CACHED / idle adapter ──evicted, oldest use first──> FREE
+
+Each release of a page raises its generation, so that a stale page set is caught when a plan is
+built instead of reading another request's memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import Protocol
+
+
+class PageUse(IntEnum):
+    """What a page was last written as."""
+
+    NONE = 0
+    KV = 1
+    ADAPTER = 2
+
+
+class PageCache(Protocol):
+    """Something that keeps pages which nobody needs right now and gives them back when asked."""
+
+    def evictable(self) -> int:
+        """How many pages it could give back."""
+
+    def oldest_use(self) -> int | None:
+        """When its least recently used entry was last used; None when it has nothing to give."""
+
+    def evict_oldest(self) -> None:
+        """Release the pages of that entry."""
+
+
+class PagePool:
+    """Free pages, reference counts and generations."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self._free = deque(range(num_pages))
+        self._references = [0] * num_pages
+        self._generation = [0] * num_pages
+        self._use = [PageUse.NONE] * num_pages
+        self.taken_over = {PageUse.KV: 0, PageUse.ADAPTER: 0}
+        """Pages that KV took after an adapter had used them, and the reverse."""
+        self._caches: list[PageCache] = []
+
+    @property
+    def free(self) -> int:
+        """Pages that nobody holds and nothing is cached in."""
+        return len(self._free)
+
+    def add_cache(self, cache: PageCache) -> None:
+        """Let a cache lend the pages that it could give back."""
+        self._caches.append(cache)
+
+    def available(self) -> int:
+        """Pages that `take` could give: free ones and those the caches would give back."""
+        return len(self._free) + sum(cache.evictable() for cache in self._caches)
+
+    def take(self, count: int, use: PageUse) -> list[int] | None:
+        """All of ``count`` pages, one reference each, or None and nothing changed.
+
+        Caches give pages back as needed, the least recently used entry of all caches first.
+        """
+        if self.available() < count:
+            return None
+        while len(self._free) < count:
+            uses = [
+                (used, i)
+                for i, c in enumerate(self._caches)
+                if (used := c.oldest_use()) is not None
+            ]
+            self._caches[min(uses)[1]].evict_oldest()
+        pages = [self._free.popleft() for _ in range(count)]
+        for page in pages:
+            self._references[page] = 1
+            if self._use[page] not in (use, PageUse.NONE):
+                self.taken_over[use] += 1
+            self._use[page] = use
+        return pages
+
+    def share(self, page: int) -> None:
+        """One more reference to a page, cached or held."""
+        self._references[page] += 1
+
+    def drop(self, page: int) -> bool:
+        """One reference less; True when that was the last (the page is not free yet)."""
+        assert self._references[page] > 0, f"page {page} is not held"
+        self._references[page] -= 1
+        return self._references[page] == 0
+
+    def release(self, page: int) -> None:
+        """Free a page that nobody refers to; whoever still names it is found by its generation."""
+        assert self._references[page] == 0, f"page {page} is still held"
+        self._generation[page] += 1
+        self._free.append(page)
+
+    def generation(self, page: int) -> int:
+        """How often the page has been released."""
+        return self._generation[page]
+
+    def current(self, pages: Iterable[int], generations: Iterable[int]) -> bool:
+        """Whether a page set is still what it was when it was taken."""
+        return all(
+            self._generation[page] == generation and self._references[page] > 0
+            for page, generation in zip(pages, generations, strict=True)
+        )
+
+    def check(self, held: dict[int, int], cached: set[int]) -> list[str]:
+        """Compare the books with what the owners say; the faults found, none when sound.
+
+        Args:
+            held: page -> references that running requests and resident adapters say they have.
+            cached: pages that the prefix cache keeps for nobody in particular.
+        """
+        faults = []
+        free = set(self._free)
+        if len(free) != len(self._free):
+            faults.append("a page stands in the free list twice")
+        for page in range(self.num_pages):
+            wanted, references = held.get(page, 0), self._references[page]
+            if references != wanted:
+                faults.append(f"page {page} has {references} references, its owners say {wanted}")
+            states = (page in free) + (references > 0) + (page in cached and references == 0)
+            if states != 1:
+                faults.append(f"page {page} is {'leaked' if states == 0 else 'in two states'}")
+        return faults
+
+
+def _oldest_use(cache: PageCache) -> float:
+    used = cache.oldest_use()
+    return math.inf if used is None else used

@@ -1,0 +1,239 @@
+"""Builds what a rank serves with: its weights, its arena, its runner; on rank 0 the engine too."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+from kernels import ops_for
+from sharding import SITES, ModelDims, RankCut, cut_model
+from tp_engine.adapters import AdapterRegistry, load_adapters, longest_row_bytes, pack_adapter
+from tp_engine.admission import EngineLimits
+from tp_engine.comm import Comm
+from tp_engine.config import EngineConfig, default_cpu_arena
+from tp_engine.engine import Engine
+from tp_engine.join import Joined
+from tp_engine.memory import PageLayout, kv_views
+from tp_engine.models import Decoder, ModelSpec
+from tp_engine.runner import Arena, Runner
+from tp_engine.sampling import Sampler, SlotStates
+from tp_engine.weights import RankWeights, load_weights
+from tp_engine.worker import Worker
+
+log = logging.getLogger(__name__)
+
+Phase = Callable[[str], AbstractContextManager[object]]
+"""Opens a named start-up phase, which logs its seconds when it closes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rank:
+    """One rank, ready for plans."""
+
+    config: EngineConfig
+    """With device, dtype and lengths resolved."""
+    spec: ModelSpec
+    dims: ModelDims
+    cuts: tuple[RankCut, ...]
+    """Of all ranks."""
+    weights: RankWeights
+    layout: PageLayout
+    num_pages: int
+    """Equal on all ranks."""
+    descriptor_words: int
+    base_digest: str
+    worker: Worker
+
+    @property
+    def comm(self) -> Comm:
+        """The collectives of this rank."""
+        return self.worker.comm
+
+
+def build_rank(joined: Joined, phase: Phase = nullcontext) -> Rank:
+    """Load this rank's shard and reserve its arena; every rank must call it.
+
+    Raises:
+        ValueError: the checkpoint cannot be served, or memory is too small; says what to change.
+    """
+    config, spec, comm, directory = joined.config, joined.spec, joined.comm, joined.directory
+    dims, dtype = spec.dims(), getattr(torch, config.dtype)
+    cuts = cut_model(dims, comm.world)
+    with phase("load weights"):
+        weights = load_weights(
+            spec,
+            directory,
+            cuts[comm.rank],
+            dtype=dtype,
+            device=comm.device,
+            quantize=config.quantize,
+            keep_dense=config.keep_dense and comm.device.type == "cpu",
+        )
+    layout = PageLayout.choose(dims, cuts, dtype, longest_row_bytes(dims, cuts, dtype))
+    with phase("reserve the arena"):
+        num_pages = _agree_on_pages(config, layout, comm)
+        words = _descriptor_words(dims, layout, num_pages)
+        arena = Arena.allocate(layout, num_pages, words, comm.device)
+    return Rank(
+        config=config,
+        spec=spec,
+        dims=dims,
+        cuts=cuts,
+        weights=weights,
+        layout=layout,
+        num_pages=num_pages,
+        descriptor_words=words,
+        base_digest=base_digest(directory),
+        worker=Worker(comm, _build_runner(config, spec, dims, cuts, weights, arena, comm)),
+    )
+
+
+def build_engine(rank: Rank) -> Engine:
+    """Rank 0's engine over a rank."""
+    config = rank.config
+    assert config.max_model_len is not None and config.max_num_batched_tokens is not None
+    capacity = rank.num_pages * rank.layout.block_tokens
+    limits = EngineLimits(
+        vocab_size=rank.dims.vocab,
+        max_model_len=min(config.max_model_len, capacity),
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        num_pages=rank.num_pages,
+        eos_ids=rank.spec.eos_token_ids,
+        kv_dtype=config.dtype,
+        base_digest=rank.base_digest,
+    )
+    return Engine(
+        rank.worker,
+        limits,
+        descriptor_words=rank.descriptor_words,
+        idle_adapter_pages=int(config.adapter_memory_fraction * rank.num_pages),
+        prefix_caching=config.enable_prefix_caching,
+        seed=config.seed,
+    )
+
+
+def read_adapters(joined: Joined) -> AdapterRegistry:
+    """Rank 0: read and verify the adapters that the config names.
+
+    Raises:
+        AdapterLoadError: one was refused and ``lora_on_error`` is ``fail``.
+    """
+    config = joined.config
+    registry, reports = load_adapters(
+        config.lora,
+        config.lora_dir,
+        joined.spec,
+        config.lora_on_error,
+        base_names=config.base_names,
+        base_sources=(config.model,),
+    )
+    for report in reports:
+        log.log(logging.INFO if report.error is None else logging.ERROR, "%s", report)
+        for warning in report.warnings:
+            log.warning("adapter %s: %s", report.name, warning)
+    return registry
+
+
+def hand_out_adapters(rank: Rank, engine: Engine, registry: AdapterRegistry) -> None:
+    """Rank 0: cut and pack each registered adapter for every rank; the others must follow.
+
+    Raises:
+        ValueError: an adapter is larger than the arena.
+    """
+    dtype = getattr(torch, rank.config.dtype)
+    for name, revision in registry.adapters.items():
+        images = pack_adapter(revision, rank.cuts, rank.dims, dtype, rank.layout.page_bytes)
+        engine.register(name, revision, images)
+
+
+def base_digest(directory: Path) -> str:
+    """SHA-256 over the config and the names, sizes and headers of the weight files.
+
+    It tells bases apart within one service; it does not read gigabytes of weights to do so.
+    """
+    sha = hashlib.sha256((directory / "config.json").read_bytes())
+    for path in sorted(directory.glob("*.safetensors")):
+        sha.update(f"{path.name} {path.stat().st_size}\n".encode())
+        with path.open("rb") as file:
+            sha.update(file.read(65536))
+    return sha.hexdigest()
+
+
+def _build_runner(
+    config: EngineConfig,
+    spec: ModelSpec,
+    dims: ModelDims,
+    cuts: tuple[RankCut, ...],
+    weights: RankWeights,
+    arena: Arena,
+    comm: Comm,
+) -> Runner:
+    assert config.max_model_len is not None
+    cut = cuts[comm.rank]
+    states = SlotStates(config.max_num_seqs, cut.vocab, comm.device)
+    decoder = Decoder(
+        spec,
+        cut,
+        weights,
+        ops_for(comm.device, deterministic=config.deterministic),
+        comm,
+        max_positions=config.max_model_len,
+    )
+    return Runner(
+        decoder=decoder,
+        sampler=Sampler(states, [each.vocab for each in cuts], comm),
+        states=states,
+        arena=arena,
+        kv=kv_views(arena.memory, arena.layout, dims, cut),
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=config.max_model_len,
+        device=comm.device,
+    )
+
+
+def _agree_on_pages(config: EngineConfig, layout: PageLayout, comm: Comm) -> int:
+    """The page count that every rank can hold.
+
+    Raises:
+        ValueError: not even one sequence of one block beside its adapter's page fits.
+    """
+    wanted = config.num_pages or _arena_bytes(config, comm) // layout.page_bytes
+    pages = min(numbers[0] for numbers in comm.gather_numbers([wanted]))
+    if pages < 2:
+        raise ValueError(
+            f"num_pages={pages} is not allowed: at least 2 pages of {layout.page_bytes} bytes are "
+            "needed; raise arena_bytes or gpu_memory_utilization, or use more ranks"
+        )
+    return pages
+
+
+def _arena_bytes(config: EngineConfig, comm: Comm) -> int:
+    if config.arena_bytes is not None:
+        return config.arena_bytes
+    if comm.device.type == "cpu":
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        return default_cpu_arena(psutil.virtual_memory().available, local)
+    free, total = torch.cuda.mem_get_info(comm.device)
+    return max(0, int(free - (1 - config.gpu_memory_utilization) * total))
+
+
+def _descriptor_words(dims: ModelDims, layout: PageLayout, num_pages: int) -> int:
+    """Room for the records of as many rank-rows of the mean length as the arena can hold.
+
+    A record has two words for every site of a layer and one a row; an adapter takes one page or
+    more.
+    """
+    attention = (dims.heads + dims.kv_heads) * dims.head_dim
+    width = 3 * dims.hidden + 2 * attention + dims.intermediate * 3 + 4 * dims.hidden
+    mean_row = width * layout.dtype.itemsize // (2 * len(SITES))
+    head = 2 * dims.layers * len(SITES)
+    return num_pages * (head + layout.page_bytes // mean_row + 1)

@@ -1,0 +1,131 @@
+"""Turns the work of a step into the plan that all ranks follow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+import numpy as np
+
+from tp_engine.memory import AdapterResidency, PagePool
+from tp_engine.plan import LAST_SAMPLED, NO_ADAPTER, IntArray, PlanKind, StepPlan
+from tp_engine.sampling import sampling_needs, slot_init
+from tp_engine.scheduler.request import Request, Work
+
+
+class Planner:
+    """Numbers the plans and tells the ranks only what they do not know yet."""
+
+    def __init__(
+        self, pool: PagePool, residency: AdapterResidency, eos_ids: tuple[int, ...]
+    ) -> None:
+        self._pool = pool
+        self._residency = residency
+        self._eos_ids = eos_ids
+        self._step = 0
+
+    def control(self, kind: PlanKind, register: Sequence[int] = ()) -> StepPlan:
+        """A plan without a forward pass."""
+        return StepPlan(kind=kind, step=self._next(), register=_array(register))
+
+    def step(self, work: Sequence[Work]) -> tuple[StepPlan, list[Work]]:
+        """The plan for some work, and the same work in the order of the plan's sequences."""
+        ordered = sorted(work, key=_descriptor)
+        for item in ordered:
+            self._check_pages(item.request)
+        sampled = [item.request.params for item in ordered if item.samples]
+        candidates, full_rows = sampling_needs(sampled)
+        plan = StepPlan(
+            kind=PlanKind.STEP,
+            step=self._next(),
+            opens=_array(self._opens(ordered)),
+            page_updates=_array(_page_updates(ordered)),
+            sequences=_array([number for item in ordered for number in _sequence(item)]),
+            tokens=_array([token for item in ordered for token in _tokens(item)]),
+            segments=_array(_segments(ordered)),
+            max_rank=max(
+                (i.request.adapter.max_rank for i in ordered if i.request.adapter), default=0
+            ),
+            publish=_array(self._publish()),
+            candidates=candidates,
+            full_rows=_array(full_rows),
+        )
+        return plan, ordered
+
+    def _next(self) -> int:
+        self._step += 1
+        return self._step - 1
+
+    def _check_pages(self, request: Request) -> None:
+        """A page set that was released since it was taken must never reach a rank."""
+        assert self._pool.current(request.pages, request.generations), f"stale pages: {request.id}"
+        resident = request.resident
+        if resident is not None:
+            assert self._pool.current(resident.pages, resident.generations), "stale adapter pages"
+
+    def _opens(self, work: Sequence[Work]) -> list[int]:
+        words: list[int] = []
+        for item in work:
+            request = item.request
+            if request.slot_is_new:
+                request.slot_is_new = False
+                words += slot_init(
+                    _slot(request),
+                    request.params,
+                    seed=request.seed,
+                    prompt=request.tokens[: request.prompt_len],
+                    output=request.tokens[request.prompt_len :],
+                    eos_ids=self._eos_ids,
+                    prompt_len=request.prompt_len,
+                ).encode()
+        return words
+
+    def _publish(self) -> list[int]:
+        words: list[int] = []
+        for resident in self._residency.take_unpublished():
+            head = (resident.footprint.handle, resident.descriptor, len(resident.pages))
+            words += [*head, *resident.pages]
+        return words
+
+
+def _array(words: Sequence[int]) -> IntArray:
+    return np.array(words, np.int64)
+
+
+def _slot(request: Request) -> int:
+    assert request.slot is not None
+    return request.slot
+
+
+def _sequence(item: Work) -> tuple[int, int, int, int]:
+    return _slot(item.request), item.rows, item.start + item.rows, int(item.samples)
+
+
+def _descriptor(item: Work) -> int:
+    resident = item.request.resident
+    return NO_ADAPTER if resident is None else resident.descriptor
+
+
+def _page_updates(work: Sequence[Work]) -> list[int]:
+    words: list[int] = []
+    for item in work:
+        request = item.request
+        for index in range(request.pages_told, len(request.pages)):
+            words += [_slot(request), index, request.pages[index]]
+        request.pages_told = len(request.pages)
+    return words
+
+
+def _tokens(item: Work) -> list[int]:
+    request = item.request
+    tokens = request.tokens[item.start : item.start + item.rows]
+    if request.slot_has_last and item.samples:
+        tokens[-1] = LAST_SAMPLED
+    return tokens
+
+
+def _segments(work: Sequence[Work]) -> list[int]:
+    words: list[int] = []
+    for descriptor, items in groupby(work, key=_descriptor):
+        words += [sum(item.rows for item in items), descriptor]
+    return words

@@ -1,0 +1,90 @@
+"""One request inside the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tp_engine.memory import AdapterFootprint, Resident, block_key
+from tp_engine.params import SamplingParams
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Request:
+    """What was asked for, how far it is, and what it holds.
+
+    ``tokens[:computed]`` have their keys and values in ``pages`` (or will have when the step that
+    was planned last is done); the rest is still to be computed. A preempted request gives up slot,
+    pages and adapter and computes again from its tokens.
+    """
+
+    id: str
+    prompt_len: int
+    params: SamplingParams
+    seed: int
+    limit: int
+    """Most tokens, prompt and output together."""
+    model: str
+    """The name it asked for."""
+    root: bytes
+    """Prefix key before its first block: base, revision, tenant salt, KV dtype."""
+    adapter: AdapterFootprint | None
+    tokens: list[int]
+    """Prompt and confirmed output."""
+
+    computed: int = 0
+    slot: int | None = None
+    slot_is_new: bool = False
+    """The ranks have not been told of the slot yet."""
+    slot_has_last: bool = False
+    """The slot's last sampled token is ``tokens[-1]``."""
+    resident: Resident | None = None
+    pages: list[int] = field(default_factory=list)
+    generations: list[int] = field(default_factory=list)
+    pages_told: int = 0
+    """How many of ``pages`` the ranks' page tables know."""
+    keys: list[bytes] = field(default_factory=list)
+    """Prefix keys of its full blocks, as far as computed."""
+    published: int = 0
+    """How many of its blocks were offered to the prefix cache."""
+    cached_tokens: int = 0
+    """Prompt tokens that the prefix cache gave at first admission."""
+    admitted: bool = False
+
+    @property
+    def output_len(self) -> int:
+        """Tokens generated so far."""
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def remaining(self) -> int:
+        """Known tokens still to be computed; 1 while decoding."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def max_rank(self) -> int:
+        """Largest LoRA rank of its adapter; 0 for the base."""
+        return 0 if self.adapter is None else self.adapter.max_rank
+
+    def block_keys(self, blocks: int, block_tokens: int) -> Sequence[bytes]:
+        """Keys of the first ``blocks`` blocks, all of which must be full of known tokens."""
+        while len(self.keys) < blocks:
+            start = len(self.keys) * block_tokens
+            parent = self.keys[-1] if self.keys else self.root
+            self.keys.append(block_key(parent, self.tokens[start : start + block_tokens]))
+        return self.keys[:blocks]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A request's part of one step: its next ``rows`` tokens."""
+
+    request: Request
+    start: int
+    """Position of the first row."""
+    rows: int
+
+    @property
+    def samples(self) -> bool:
+        """Whether its last row yields a new token."""
+        return self.start + self.rows == len(self.request.tokens)

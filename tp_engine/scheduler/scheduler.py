@@ -1,0 +1,193 @@
+"""Which requests run in the next step, and with how many rows.
+
+Continuous batching, first come first served. Decoding requests get their row first; what is left
+of the token budget goes to prompts, in chunks. The running requests are always older than the
+waiting ones, and an older one may take pages from a younger one, which then computes again later:
+so the oldest request always moves, and nothing can wait in a circle.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, fields
+
+from tp_engine.memory import AdapterResidency, PageLayout, PagePool, PageUse, PrefixCache
+from tp_engine.scheduler.request import Request, Work
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """Monotonic since start."""
+
+    preemptions: int = 0
+    prefix_hit_tokens: int = 0
+    prefix_query_tokens: int = 0
+    """Prompt tokens of admitted requests, cached or not."""
+    chunked_prefills: int = 0
+    """Steps in which a prompt was computed only in part."""
+
+    def as_dict(self) -> dict[str, float]:
+        """Name to value."""
+        return {f.name: float(getattr(self, f.name)) for f in fields(self)}
+
+
+class Scheduler:
+    """The waiting and the running requests, and the pages the running ones hold."""
+
+    def __init__(
+        self,
+        *,
+        layout: PageLayout,
+        pool: PagePool,
+        prefix: PrefixCache,
+        residency: AdapterResidency,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+    ) -> None:
+        self._layout = layout
+        self._pool = pool
+        self._prefix = prefix
+        self._residency = residency
+        self._max_tokens = max_num_batched_tokens
+        self._free_slots = deque(range(max_num_seqs))
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        """Oldest first."""
+        self.counters = SchedulerCounters()
+
+    def add(self, request: Request) -> None:
+        """Queue a request behind all others."""
+        self.waiting.append(request)
+
+    def remove(self, request: Request) -> None:
+        """Take a request out, waiting or running, and free what it holds."""
+        if request.slot is None:
+            self.waiting.remove(request)
+        else:
+            self.running.remove(request)
+            self._free(request)
+
+    def schedule(self) -> list[Work]:
+        """The work of the next step, oldest request first; empty when nothing can run.
+
+        Rows count as computed from now on.
+        """
+        decodes = sum(request.remaining == 1 for request in self.running)
+        budget = self._max_tokens - decodes
+        work: list[Work] = []
+        preempted = self.counters.preemptions
+        for request in list(self.running):
+            rows = 1 if request.remaining == 1 else min(request.remaining, budget)
+            if request.slot is None or rows == 0 or not self._grow(request, rows):
+                continue
+            budget -= 0 if request.remaining == 1 else rows
+            work.append(self._take(request, rows))
+        while self.waiting and budget > 0 and preempted == self.counters.preemptions:
+            request = self.waiting[0]
+            if not self._admit(request, budget):
+                break
+            self.waiting.popleft()
+            self.running.append(request)
+            rows = min(request.remaining, budget)
+            budget -= rows
+            work.append(self._take(request, rows))
+        return work
+
+    def publish(self, request: Request) -> None:
+        """Offer the request's full blocks to the prefix cache: their ids are confirmed."""
+        full = min(request.computed, len(request.tokens)) // self._layout.block_tokens
+        keys = request.block_keys(full, self._layout.block_tokens)
+        for block in range(request.published, full):
+            self._prefix.publish(keys[block], request.pages[block])
+        request.published = max(request.published, full)
+
+    def held_pages(self) -> dict[int, int]:
+        """Page -> references, as the running requests and resident adapters say."""
+        held: dict[int, int] = {}
+        for request in self.running:
+            for page in request.pages:
+                held[page] = held.get(page, 0) + 1
+        for resident in self._residency.residents:
+            for page in resident.pages:
+                held[page] = held.get(page, 0) + 1
+        return held
+
+    def _take(self, request: Request, rows: int) -> Work:
+        item = Work(request, request.computed, rows)
+        request.computed += rows
+        if not item.samples:
+            self.counters.chunked_prefills += 1
+        return item
+
+    def _grow(self, request: Request, rows: int) -> bool:
+        """Get the pages for the next rows, from younger requests if need be."""
+        missing = self._layout.blocks(request.computed + rows) - len(request.pages)
+        while missing > 0 and not self._add_pages(request, missing):
+            youngest = self.running[-1]
+            self._preempt(youngest)
+            if youngest is request:
+                return False
+        return True
+
+    def _add_pages(self, request: Request, count: int) -> bool:
+        pages = self._pool.take(count, PageUse.KV)
+        if pages is None:
+            return False
+        request.pages += pages
+        request.generations += [self._pool.generation(page) for page in pages]
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        self.running.remove(request)
+        self._free(request)
+        self.waiting.appendleft(request)
+        self.counters.preemptions += 1
+
+    def _admit(self, request: Request, budget: int) -> bool:
+        """Give a waiting request its slot, adapter, cached prefix and first pages; or nothing."""
+        if not self._free_slots:
+            return False
+        if request.adapter is not None:
+            request.resident = self._residency.acquire(request.adapter)
+            if request.resident is None:
+                return False
+        cached = self._match(request)
+        rows = min(request.remaining, budget)
+        missing = self._layout.blocks(request.computed + rows) - len(request.pages)
+        # The running ones will grow next; taking their last pages would only preempt them.
+        reserve = len(self.running)
+        if self._pool.available() < missing + reserve or not self._add_pages(request, missing):
+            self._free(request)
+            return False
+        request.slot = self._free_slots.popleft()
+        request.slot_is_new = True
+        self._count_admission(request, cached)
+        return True
+
+    def _match(self, request: Request) -> int:
+        """Take the cached blocks of its tokens; at least one token is left to compute."""
+        blocks = (len(request.tokens) - 1) // self._layout.block_tokens
+        request.pages = self._prefix.match(request.block_keys(blocks, self._layout.block_tokens))
+        request.generations = [self._pool.generation(page) for page in request.pages]
+        request.published = len(request.pages)
+        request.computed = len(request.pages) * self._layout.block_tokens
+        return request.computed
+
+    def _count_admission(self, request: Request, cached: int) -> None:
+        self.counters.prefix_query_tokens += len(request.tokens)
+        self.counters.prefix_hit_tokens += cached
+        if not request.admitted:
+            request.admitted = True
+            request.cached_tokens = cached
+
+    def _free(self, request: Request) -> None:
+        self._prefix.give_back(request.pages)
+        request.pages, request.generations = [], []
+        request.computed = request.published = request.pages_told = 0
+        if request.resident is not None:
+            self._residency.give_back(request.resident)
+            request.resident = None
+        if request.slot is not None:
+            self._free_slots.append(request.slot)
+            request.slot = None
+        request.slot_has_last = False

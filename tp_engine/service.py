@@ -1,0 +1,138 @@
+"""Rank 0's loop when it serves: front-end messages in, steps, front-end messages out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tp_engine.adapters import AdapterRegistry, UnknownModel
+from tp_engine.admission import RequestError
+from tp_engine.engine import Engine
+from tp_engine.link import FrontEndLink
+from tp_engine.messages import Abort, Draining, Failed, Goodbye, Submit, ToEngine
+from tp_engine.plan import PlanKind
+
+log = logging.getLogger(__name__)
+
+IDLE_POLL_SECONDS = 0.2
+STATS_SECONDS = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServiceOptions:
+    """Times, in seconds."""
+
+    heartbeat: float
+    """Between plans when there is nothing to do."""
+    drain_timeout: float
+    """For open requests once the service is told to stop."""
+    throughput_line: float
+    """Between log lines on throughput; 0: none."""
+
+
+class Service:
+    """Serves until told to stop and drained. Exceptions mean that the service is lost."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        registry: AdapterRegistry,
+        link: FrontEndLink,
+        options: ServiceOptions,
+        *,
+        stopping: Callable[[], bool],
+        progress: Callable[[], None],
+    ) -> None:
+        """Put the loop together.
+
+        Args:
+            stopping: whether a stop was asked for; may raise to end the service at once.
+            progress: called every turn; whoever watches this rank measures from there.
+        """
+        self._engine = engine
+        self._registry = registry
+        self._link = link
+        self._options = options
+        self._stopping = stopping
+        self._progress = progress
+        self._front_end_left = False
+        self._counted = (0.0, 0.0)
+
+    def run(self) -> None:
+        """Serve, drain, and stop the other ranks."""
+        last_plan = last_stats = last_line = time.monotonic()
+        drain_until: float | None = None
+        while True:
+            self._progress()
+            busy = bool(self._engine.requests)
+            for message in self._link.receive(0.0 if busy else IDLE_POLL_SECONDS):
+                self._handle(message, draining=drain_until is not None)
+            if drain_until is None and self._stopping():
+                drain_until = time.monotonic() + self._options.drain_timeout
+                log.info("draining %d open requests", len(self._engine.requests))
+                self._link.send([Draining()])
+            if drain_until is not None and self._drained(drain_until):
+                break
+            now = time.monotonic()
+            if self._engine.requests:
+                self._link.send(self._engine.step())
+                last_plan = now
+            elif now - last_plan > self._options.heartbeat:
+                self._engine.control(PlanKind.HEARTBEAT)
+                last_plan = now
+            if now - last_stats > STATS_SECONDS:
+                self._link.send([self._engine.stats()])
+                last_stats = now
+            if 0 < self._options.throughput_line < now - last_line:
+                self._log_throughput(now - last_line)
+                last_line = now
+        self._engine.control(PlanKind.STOP)
+
+    def _drained(self, until: float) -> bool:
+        """Whether all is done; past the time, what is left is ended with an error."""
+        if self._engine.requests and time.monotonic() > until:
+            for request_id in list(self._engine.requests):
+                self._engine.abort(request_id)
+                self._link.send([_failed(request_id, "shutting_down", "the service is stopping")])
+        return not self._engine.requests and (self._front_end_left or time.monotonic() > until)
+
+    def _handle(self, message: ToEngine, *, draining: bool) -> None:
+        if isinstance(message, Submit):
+            if draining:
+                text = "the service is stopping and takes no new requests"
+                self._link.send([_failed(message.request_id, "shutting_down", text)])
+            else:
+                self._submit(message)
+        elif isinstance(message, Abort):
+            self._engine.abort(message.request_id, finished=message.finished)
+        elif isinstance(message, Goodbye):
+            self._front_end_left = True
+
+    def _submit(self, message: Submit) -> None:
+        try:
+            revision = self._registry.resolve(message.model)
+            self._engine.submit(message, revision)
+        except UnknownModel as error:
+            self._link.send([_failed(message.request_id, "model_not_found", str(error), "model")])
+        except RequestError as error:
+            self._link.send([_failed(message.request_id, error.code, str(error), error.param)])
+
+    def _log_throughput(self, seconds: float) -> None:
+        counters = self._engine.counters
+        tokens = counters["prompt_tokens"], counters["generation_tokens"]
+        prompt, generated = (now - then for now, then in zip(tokens, self._counted, strict=True))
+        self._counted = tokens
+        if prompt or generated:
+            log.info(
+                "prompt %.1f tokens/s, generation %.1f tokens/s, %d running, %d waiting",
+                prompt / seconds,
+                generated / seconds,
+                len(self._engine.scheduler.running),
+                len(self._engine.scheduler.waiting),
+            )
+
+
+def _failed(request_id: str, code: str, message: str, param: str | None = None) -> Failed:
+    return Failed(request_id=request_id, code=code, message=message, param=param)

@@ -1,0 +1,50 @@
+"""What the engine shows of itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tp_engine.messages import Stats
+
+if TYPE_CHECKING:
+    from tp_engine.engine import Engine
+
+
+def collect_stats(engine: Engine) -> Stats:
+    """Gauges and counters of now."""
+    scheduler, pool = engine.scheduler, engine.pool
+    adapter_pages = sum(len(r.pages) for r in engine.residency.residents)
+    kv_pages = len(scheduler.held_pages()) - adapter_pages
+    gauges = {
+        "num_requests_running": float(len(scheduler.running)),
+        "num_requests_waiting": float(len(scheduler.waiting)),
+        "kv_cache_usage_perc": kv_pages / pool.num_pages,
+        "pages_total": float(pool.num_pages),
+        "pages_free": float(pool.free),
+        "pages_kv": float(kv_pages),
+        "pages_cached": float(engine.prefix.evictable()),
+        "pages_adapters": float(adapter_pages),
+        "integrity_faults": float(len(engine.check_integrity())),
+    }
+    counters = engine.counters | scheduler.counters.as_dict()
+    counters |= {
+        "forward_calls": float(engine.worker.runner.forward_calls),
+        "adapter_loads": float(engine.residency.loads),
+        "adapter_evictions": float(engine.residency.evictions),
+    }
+    counters |= {
+        f"pages_taken_over_by_{use.name.lower()}": float(n) for use, n in pool.taken_over.items()
+    }
+    return Stats(
+        gauges=gauges,
+        counters=counters,
+        running_adapters=sorted(r.footprint.name for r in engine.residency.residents),
+        waiting_adapters=sorted(
+            {
+                request.adapter.name
+                for request in scheduler.waiting
+                if request.adapter and not engine.residency.is_resident(request.adapter.handle)
+            }
+        ),
+        max_adapters=len(engine.adapters),
+    )
