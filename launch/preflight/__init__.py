@@ -2,9 +2,9 @@
 
 from launch.preflight.errors import PreflightError
 from launch.preflight.gpu import Gpu, check_driver, check_gpu, count_gpus, query_gpu
-from launch.preflight.host import check_kernels_package, check_port, start_warnings
-from launch.preflight.memory import MemoryNeed, check_memory, estimate_memory, free_host_bytes
-from launch.preflight.model import check_model_directory, fetch_model, find_model
+from launch.preflight.host import check_port, start_warnings
+from launch.preflight.memory import MemoryNeed, check_memory, estimate_memory
+from launch.preflight.model import check_model_directory
 from launch.preflight.ranks import (
     RankEnvironment,
     check_distinct_gpus,
@@ -21,16 +21,12 @@ __all__ = [
     "check_driver",
     "check_gpu",
     "check_gpu_count",
-    "check_kernels_package",
     "check_memory",
     "check_model_directory",
     "check_port",
     "count_gpus",
     "ensure_torchrun_environment",
     "estimate_memory",
-    "fetch_model",
-    "find_model",
-    "free_host_bytes",
     "query_gpu",
     "start_warnings",
 ]

@@ -1,12 +1,10 @@
-"""Checks of the host: the port, the packages, and settings that deserve a warning."""
+"""Checks of the host: the port, and settings that deserve a warning."""
 
 from __future__ import annotations
 
 import errno
-import importlib.util
 import ipaddress
 import socket
-from pathlib import Path
 
 from launch.options import ServeConfig
 from launch.preflight.errors import PreflightError
@@ -47,23 +45,6 @@ def _why_not(host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EADDRNOTAVAIL:
         return f"host {host!r} is not an address of this machine: set --host to one, or to 0.0.0.0"
     return f"can't listen on {host} port {port}: {error.strerror}"
-
-
-def check_kernels_package() -> None:
-    """Check that ``kernels`` is our package, not the one of that name on PyPI. Imports neither.
-
-    Raises:
-        PreflightError: another package comes first on the import path, or none is there.
-    """
-    expected = Path(__file__).resolve().parents[2] / "kernels" / "__init__.py"
-    spec = importlib.util.find_spec("kernels")
-    found = Path(spec.origin).resolve() if spec is not None and spec.origin else None
-    if found != expected:
-        raise PreflightError(
-            f"the import name 'kernels' leads to {found}, not to {expected}: another package of "
-            f"that name comes first. Run `pip uninstall kernels`, or put {expected.parents[1]} "
-            f"first on PYTHONPATH"
-        )
 
 
 def start_warnings(config: ServeConfig, *, torchrun: bool) -> tuple[str, ...]:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-
-import psutil
 
 from launch.preflight.errors import PreflightError
 from sharding import LayerCut, ModelDims, cut_model
@@ -14,7 +11,6 @@ from tp_engine.config import GIB
 
 NF4_BYTES = 0.5 + 4 / 64
 """Bytes of an NF4 weight with its share of a float32 absmax, at 64 weights a block."""
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,21 +113,3 @@ def check_memory(
 
 def _gib(size: int) -> str:
     return f"{size / GIB:.2f} GiB"
-
-
-def free_host_bytes() -> int:
-    """Memory that this process can still take: the host's, or what its container has left."""
-    return min(psutil.virtual_memory().available, container_free_bytes(_CGROUP))
-
-
-def container_free_bytes(cgroup: Path) -> int:
-    """What the cgroup (version 2) at this path leaves; 2**63 - 1 when it sets no limit.
-
-    File cache counts as free: the kernel gives it up first.
-    """
-    limit = cgroup / "memory.max"
-    if not limit.is_file() or limit.read_text().strip() == "max":
-        return 2**63 - 1
-    used = int((cgroup / "memory.current").read_text())
-    stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-    return int(limit.read_text()) - used + int(stat["inactive_file"])

@@ -71,7 +71,7 @@ def _free_port() -> int:
 
 
 def check_gpu_count(local_world: int, gpus: int) -> None:
-    """Check that each rank of this host gets a GPU.
+    """Check that each rank of this host gets a GPU, as NCCL needs.
 
     Raises:
         PreflightError: there are fewer GPUs than ranks.
@@ -79,7 +79,7 @@ def check_gpu_count(local_world: int, gpus: int) -> None:
     if gpus < local_world:
         raise PreflightError(
             f"{local_world} ranks on this host, but {gpus} visible GPUs: start torchrun with "
-            f"--nproc-per-node {gpus}, check CUDA_VISIBLE_DEVICES, or use --device cpu"
+            f"--nproc-per-node {gpus}, check CUDA_VISIBLE_DEVICES, or share them with --backend gloo"
         )
 
 
@@ -97,6 +97,7 @@ def check_distinct_gpus(gpus: Sequence[tuple[str, str]]) -> None:
             host, uuid = gpu
             raise PreflightError(
                 f"ranks {owners[gpu]} and {rank} both use GPU {uuid} of host {host}: NCCL needs "
-                f"one GPU a rank; start fewer ranks, or check CUDA_VISIBLE_DEVICES"
+                f"one GPU a rank; start fewer ranks, check CUDA_VISIBLE_DEVICES, or share them "
+                f"with --backend gloo"
             )
         owners[gpu] = rank

@@ -35,16 +35,18 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(status, b"", {"X-Error-Code": code})
         elif api and parts[4:] == ["revision", "nothing"]:
             self._answer(404, b"", {"X-Error-Code": "RevisionNotFound"})
-        elif api and parts[4] == "revision":
+        elif api and parts[4:5] == ["revision"]:
             files = [{"rfilename": name} for name in FILES]
             self._json({"id": repo, "sha": COMMIT, "siblings": files})
-        elif api:
+        elif api and parts[4:5] == ["tree"]:
             self._json(
                 [
                     {"type": "file", "path": name, "size": len(data), "oid": name}
                     for name, data in FILES.items()
                 ]
             )
+        elif api:
+            self._answer(404, b"", {})
         else:
             data = FILES["/".join(parts[4:])]
             tag = hashlib.sha256(data).hexdigest()

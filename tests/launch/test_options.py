@@ -418,6 +418,8 @@ def test_resolve_follows_the_device_and_keeps_what_was_asked_for() -> None:
 def test_resolve_refuses_what_the_host_or_the_model_lacks() -> None:
     with pytest.raises(ConfigError, match="no GPU is visible"):
         dataclasses.replace(BASE, device="cuda").resolve(cuda=False, model_positions=2048)
+    with pytest.raises(ConfigError, match="backend='nccl' is not allowed: gloo or auto on the CPU"):
+        dataclasses.replace(BASE, backend="nccl").resolve(cuda=False, model_positions=2048)
     with pytest.raises(ConfigError, match="max_model_len=4096 is not allowed: at most 2048"):
         dataclasses.replace(BASE, max_model_len=4096).resolve(cuda=False, model_positions=2048)
 

@@ -9,11 +9,9 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from huggingface_hub import constants
 
 from launch.options import ServeConfig
 from launch.preflight import (
@@ -24,24 +22,19 @@ from launch.preflight import (
     check_driver,
     check_gpu,
     check_gpu_count,
-    check_kernels_package,
     check_memory,
     check_model_directory,
     check_port,
     count_gpus,
     ensure_torchrun_environment,
     estimate_memory,
-    fetch_model,
-    find_model,
-    free_host_bytes,
     query_gpu,
     start_warnings,
 )
 from launch.preflight.gpu import driver_version
-from launch.preflight.memory import container_free_bytes
 from sharding import ModelDims
-from tests.launch.fake_hub import COMMIT, fake_hub
 from tp_engine.config import GIB, EngineConfig
+from tp_engine.host_memory import container_free_bytes, free_host_bytes
 
 ROOT = Path(__file__).parents[2]
 
@@ -98,18 +91,26 @@ def test_draining_longer_than_torchrun_waits_is_warned_of() -> None:
     assert "--drain-timeout 30" in text
 
 
-def test_another_package_named_kernels_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    check_kernels_package()
+def test_another_package_named_kernels_is_refused_before_it_is_imported(tmp_path: Path) -> None:
     other = tmp_path / "kernels"
     other.mkdir()
     (other / "__init__.py").write_text("raise RuntimeError('imported')")
-    for name in [name for name in sys.modules if name.partition(".")[0] == "kernels"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(PreflightError, match=r"leads to .*pip uninstall kernels"):
-        check_kernels_package()
+    script = "from launch.packages import check_kernels_package as check; check(); print('ours')"
+    outputs = []
+    for path in ([ROOT, tmp_path], [tmp_path, ROOT]):
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            cwd=tmp_path / "kernels",
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        outputs.append(done.stdout + done.stderr)
+    assert outputs[0] == "ours\n"
+    assert f"ImportError: the import name 'kernels' leads to {other}" in outputs[1]
+    assert "pip uninstall kernels" in outputs[1]
 
 
 # -- model --------------------------------------------------------------------------------------
@@ -140,35 +141,6 @@ def test_a_complete_directory_passes_with_or_without_an_index(model: Path) -> No
     check_model_directory(model)
     (model / "model.safetensors.index.json").unlink()
     check_model_directory(model)
-
-
-@pytest.mark.parametrize(
-    "path", ["/no/such/dir", "./missing", "~/missing/model", "~nobody-here/x", "a/b/c", "..", "x/"]
-)
-def test_a_path_never_falls_through_to_the_hub(
-    path: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def unreachable(*_: object, **__: object) -> str:
-        raise AssertionError("asked the Hub")
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
-    for locate in (fetch_model, find_model):
-        if path == "..":
-            assert locate(path, None) == tmp_path / ".."
-        else:
-            with pytest.raises(PreflightError, match=r"directory /.* does not exist: check --mod"):
-                locate(path, None)
-
-
-def test_an_existing_directory_wins_over_a_hub_id_of_that_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "org" / "name").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    assert fetch_model("org/name", None) == tmp_path / "org" / "name"
-    with pytest.raises(PreflightError, match="--revision main is for Hub models"):
-        fetch_model("org/name", "main")
 
 
 def test_what_is_missing_in_a_directory_is_named(model: Path) -> None:
@@ -213,71 +185,6 @@ def test_a_git_lfs_pointer_is_recognised(model: Path) -> None:
 def test_a_broken_index_is_refused(model: Path, text: str) -> None:
     (model / "model.safetensors.index.json").write_text(text)
     assert "is not an index of safetensors files" in refusal(model)
-
-
-def test_offline_a_hub_model_that_is_not_cached_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(PreflightError, match="HF_HUB_OFFLINE is set, there is no directory org/m,"):
-        fetch_model("org/m", None)
-
-
-def hub_session(endpoint: str, cache: Path, calls: list[list[Any]]) -> list[str]:
-    """Run calls of fetch_model or find_model in a fresh process that uses this Hub."""
-    script = """
-import json, sys
-from launch import preflight
-for name, *arguments in json.loads(sys.argv[1]):
-    try:
-        print(json.dumps(str(getattr(preflight, name)(*arguments))))
-    except preflight.PreflightError as error:
-        print(json.dumps(f"refused: {error}"))
-"""
-    environ = {name: value for name, value in os.environ.items() if "OFFLINE" not in name}
-    environ |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", script, json.dumps(calls)],
-        cwd=ROOT,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def test_a_hub_model_is_fetched_once_and_its_troubles_are_told_apart(tmp_path: Path) -> None:
-    with fake_hub() as endpoint:
-        before, fetched, found, gated, missing, revision = hub_session(
-            endpoint,
-            tmp_path,
-            [
-                ["find_model", "org/good", None],
-                ["fetch_model", "org/good", None],
-                ["find_model", "org/good", None],
-                ["fetch_model", "org/gated", None],
-                ["fetch_model", "org/missing", None],
-                ["fetch_model", "org/good", "nothing"],
-            ],
-        )
-    assert before.startswith("refused: there is no directory org/good, and Hub model org/good is n")
-    assert found == fetched
-    assert Path(fetched).name == COMMIT
-    names = {path.name for path in Path(fetched).rglob("*")}
-    assert names == {"config.json", "tokenizer.json", "model.safetensors"}
-    check_model_directory(Path(fetched))
-    assert "org/gated is gated" in gated
-    assert "HF_TOKEN" in gated
-    assert "no Hub model org/missing can be seen, nor is there a directory" in missing
-    assert "has no revision nothing" in revision
-    still, unreachable = hub_session(
-        endpoint, tmp_path, [["fetch_model", "org/good", None], ["fetch_model", "org/other", None]]
-    )
-    assert still == fetched
-    assert unreachable.startswith("refused: the Hub can't be reached (")
 
 
 # -- memory -------------------------------------------------------------------------------------
