@@ -79,7 +79,7 @@ def check_gpu_count(local_world: int, gpus: int) -> None:
     if gpus < local_world:
         raise PreflightError(
             f"{local_world} ranks on this host, but {gpus} visible GPUs: start torchrun with "
-            f"--nproc-per-node {gpus}, check CUDA_VISIBLE_DEVICES, or share them with --backend gloo"
+            f"--nproc-per-node {gpus}, check CUDA_VISIBLE_DEVICES, or share GPUs by --backend gloo"
         )
 
 
