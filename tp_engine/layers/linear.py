@@ -1,0 +1,75 @@
+"""Linear layers cut by rows (out-features) or by columns (in-features).
+
+Legend: T rows of a step, K in-features, N out-features; local sizes may be 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kernels.dispatch import Ops
+from kernels.nf4 import Weight
+from tp_engine.layers.lora import LoraSites
+from tp_engine.layers.step import LoraBatch
+
+if TYPE_CHECKING:
+    from tp_engine.comm import Comm
+
+__all__ = ["ColumnParallel", "RowParallel"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ColumnParallel:
+    """Projections that read the same input; each rank computes some out-features of each.
+
+    The result stays on the rank: no collective. Biases are cut like the out-features.
+    """
+
+    weights: tuple[Weight, ...]
+    """One weight with the rows of all members, or one a member where their kinds differ."""
+    bias: Tensor | None
+    """[N] of all members."""
+    lora: LoraSites
+    """One site a member."""
+    ops: Ops
+
+    def __call__(self, x: Tensor, lora: LoraBatch | None) -> Tensor:
+        """x [T, K] -> [T, N local], members side by side."""
+        y = self._base(x)
+        self.lora.add_(y, x, lora, self.ops)
+        return y
+
+    def _base(self, x: Tensor) -> Tensor:
+        if len(self.weights) == 1:
+            return self.ops.linear(x, self.weights[0], self.bias)
+        sizes = [w.out_features for w in self.weights]
+        biases = [None] * len(sizes) if self.bias is None else torch.split(self.bias, sizes)
+        members = zip(self.weights, biases, strict=True)
+        return torch.cat([self.ops.linear(x, w, bias) for w, bias in members], dim=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RowParallel:
+    """A projection of which each rank reads some in-features; the ranks' parts are summed.
+
+    The LoRA part is summed with the base part before the one all-reduce (A is cut like the
+    in-features, B is whole). Rank 0 alone adds the bias.
+    """
+
+    weight: Weight
+    bias: Tensor | None
+    """[N], whole."""
+    lora: LoraSites
+    """One site."""
+    ops: Ops
+    comm: Comm
+
+    def __call__(self, x: Tensor, lora: LoraBatch | None) -> Tensor:
+        """x [T, K local] -> [T, N], equal on all ranks."""
+        y = self.ops.linear(x, self.weight, self.bias if self.comm.rank == 0 else None)
+        self.lora.add_(y, x, lora, self.ops)
+        return self.comm.all_reduce(y)

@@ -1,0 +1,46 @@
+"""Where the adapters' deltas join a projection: one shrink and one expand for all fused members."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from torch import Tensor
+
+from kernels.dispatch import Ops
+from sharding import SITES
+from tp_engine.layers.step import LoraBatch
+
+__all__ = ["LoraSites"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoraSites:
+    """The sites that one projection holds, and which of its columns each one writes."""
+
+    layer: int
+    """The decoder layer."""
+    sites: tuple[int, ...]
+    """Positions in `sharding.SITES`."""
+    spans: tuple[tuple[int, int], ...]
+    """Local (start, width) of each site's out-features."""
+
+    @classmethod
+    def of(cls, layer: int, names: Sequence[str], widths: Sequence[int]) -> Self:
+        """Sites side by side, ``widths`` being their local out-features."""
+        starts = [sum(widths[:i]) for i in range(len(widths))]
+        return cls(
+            layer=layer,
+            sites=tuple(SITES.index(name) for name in names),
+            spans=tuple(zip(starts, widths, strict=True)),
+        )
+
+    def add_(self, y: Tensor, x: Tensor, batch: LoraBatch | None, ops: Ops) -> None:
+        """y [T, N] += each row's own delta of x [T, K]; nothing to do without adapters."""
+        if batch is None or batch.segments.max_rank == 0:
+            return
+        memory = (batch.arena, batch.descriptors, batch.segments)
+        layer, sites, count = self.layer, self.sites, len(SITES)
+        h = ops.lora_shrink(x, *memory, layer=layer, sites=sites, num_sites=count)
+        ops.lora_expand_(y, h, *memory, layer=layer, sites=sites, num_sites=count, spans=self.spans)

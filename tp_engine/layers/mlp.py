@@ -1,0 +1,29 @@
+"""The gated MLP of one rank: some of the intermediate columns.
+
+Legend: T rows of a step, H hidden size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kernels.dispatch import Ops
+from tp_engine.layers.linear import ColumnParallel, RowParallel
+from tp_engine.layers.step import LoraBatch
+
+__all__ = ["MLP"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class MLP:
+    """down(silu(gate(x)) * up(x))."""
+
+    gate_up: ColumnParallel
+    down: RowParallel
+    ops: Ops
+
+    def __call__(self, x: Tensor, lora: LoraBatch | None) -> Tensor:
+        """x [T, H] -> [T, H], equal on all ranks."""
+        return self.down(self.ops.silu_mul(self.gate_up(x, lora)), lora)

@@ -1,0 +1,45 @@
+"""The tensors of one step, on the rank's device.
+
+Legend: T rows, R rows whose logits are wanted, P pages, W descriptor words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kernels.attention import AttentionBatch
+from kernels.lora import LoraSegments
+
+__all__ = ["LoraBatch", "StepInput"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LoraBatch:
+    """The adapters of a step, as `kernels.lora` reads them."""
+
+    arena: Tensor
+    """uint8, flat: all pages."""
+    descriptors: Tensor
+    """int64 [W], flat: the records of all resident adapters."""
+    segments: LoraSegments
+    """Which rows belong to which adapter."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StepInput:
+    """One forward pass. A step has at least one row."""
+
+    tokens: Tensor
+    """int64 [T], below the vocabulary size."""
+    positions: Tensor
+    """int64 [T], below the decoder's ``max_positions``."""
+    attention: AttentionBatch
+    """Which rows are which sequence's, and where keys and values lie."""
+    logit_rows: Tensor
+    """int64 [R], the rows whose logits are wanted."""
+    kv: tuple[tuple[Tensor, Tensor], ...]
+    """Per layer the key and value cache [P, Hkv, block, D], as `kernels.attention` reads them."""
+    lora: LoraBatch | None = None
+    """None: no row has an adapter."""
