@@ -11,6 +11,7 @@ from launch.preflight.ranks import (
     check_gpu_count,
     ensure_torchrun_environment,
 )
+from tp_engine.host_memory import free_host_bytes
 
 __all__ = [
     "Gpu",
@@ -27,6 +28,7 @@ __all__ = [
     "count_gpus",
     "ensure_torchrun_environment",
     "estimate_memory",
+    "free_host_bytes",
     "query_gpu",
     "start_warnings",
 ]
