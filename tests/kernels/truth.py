@@ -1,0 +1,44 @@
+"""The reference ops, and how far from them each dtype may be."""
+
+import torch
+from torch import Tensor
+
+from kernels.attention import reference as attention
+from kernels.dispatch import Ops
+from kernels.fused import reference as fused
+from kernels.lora import reference as lora
+from kernels.nf4 import reference as nf4
+
+REFERENCE = Ops(
+    linear=nf4.linear,
+    dequantize=nf4.dequantize,
+    quantize_blocks=nf4.quantize_blocks,
+    lora_shrink=lora.lora_shrink,
+    lora_expand_=lora.lora_expand_,
+    store_kv=attention.store_kv,
+    paged_attention=attention.paged_attention,
+    rms_norm=fused.rms_norm,
+    add_rms_norm=fused.add_rms_norm,
+    silu_mul=fused.silu_mul,
+    rotary=fused.rotary,
+)
+
+# (relative, absolute as a share of the largest expected value). The 16-bit rows allow two
+# roundings, since a sum in another order may round the other way.
+TOLERANCE = {
+    torch.float32: (2e-6, 2e-6),
+    torch.float16: (2e-3, 2e-3),
+    torch.bfloat16: (1.6e-2, 1.6e-2),
+}
+
+
+def assert_near(actual: Tensor, expected: Tensor) -> None:
+    """Compare by the table, with the dtype and the shape; NaN is never near."""
+    relative, absolute = TOLERANCE[expected.dtype]
+    scale = float(expected.abs().max()) if expected.numel() else 0.0
+    torch.testing.assert_close(actual, expected, rtol=relative, atol=absolute * max(scale, 1e-30))
+
+
+def bits(tensor: Tensor) -> bytes:
+    """The exact content; NaN equals itself, -0.0 differs from 0.0."""
+    return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
