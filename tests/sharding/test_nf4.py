@@ -165,6 +165,26 @@ def test_only_the_rows_bytes_are_read_and_a_bounded_number_at_a_time(
         assert torch.equal(part.absmax, whole.absmax[rows.slice, cols.slice])
 
 
+@pytest.mark.parametrize(("rows", "cols"), [(Span(0, 9), Span(3, 90)), (Span(2, 9), Span(4, 99))])
+def test_what_a_row_does_not_use_is_zero(rows: Span, cols: Span) -> None:
+    packed, state = quantize(weight((9, 100)), blocksize=32, double_quant=False)
+    shard = blocks.cut_packed(
+        lambda start, stop: packed.flatten()[start:stop],
+        state.absmax,
+        width=100,
+        rows=rows,
+        cols=cols,
+        blocksize=32,
+    )
+    assert int((shard.codes[:, -1] & 15).max()) == 0  # the widths are odd
+    touched = (shard.phase + cols.size - 1) // 32 + 1
+    assert len(set(touched.tolist())) == 2
+    assert shard.absmax.shape[1] == int(touched.max())
+    for row, count in enumerate(touched.tolist()):
+        assert bool((shard.absmax[row, :count] > 0).all())
+        assert bool((shard.absmax[row, count:] == 0).all())
+
+
 def refused(path: Path, tensors: dict[str, torch.Tensor]) -> str:
     with Checkpoint.open(save(path, tensors)) as ckpt:
         assert BnbTensor.is_quantized(ckpt, NAME)
