@@ -68,11 +68,13 @@ class Engine:
     def register(
         self, name: str, revision: AdapterRevision, images: Sequence[AdapterImage]
     ) -> None:
-        """Give every rank its images of a revision; requests may use it from now on.
+        """Give every rank its images of a revision, unless it has them under another name.
 
         Raises:
             ValueError: the adapter alone is larger than the arena or the descriptor space.
         """
+        if revision.digest in self.adapters:
+            return
         pages, words = int(images[0].pages.shape[0]), images[0].record.numel()
         if pages + 1 > self.limits.num_pages or words > self.residency.descriptor_words:
             raise ValueError(
@@ -95,18 +97,17 @@ class Engine:
 
     # --- requests ----------------------------------------------------------------------------
 
-    def submit(self, message: Submit, revision: AdapterRevision | None) -> None:
-        """Queue a request for a revision that was registered, or for the base.
+    def submit(self, message: Submit, digest: str) -> None:
+        """Queue a request for the registered revision with this digest; "" is the base.
 
         Raises:
             RequestError: it can never be served as asked.
         """
         limits, params = self.limits, message.params
-        adapter = None if revision is None else self.adapters[revision.digest]
+        adapter = self.adapters[digest] if digest else None
         if message.request_id in self._requests:
             raise RequestError("invalid_request", f"request {message.request_id} is open already")
         check_request(message, limits, self.layout, 0 if adapter is None else adapter.pages)
-        digest = "" if revision is None else revision.digest
         request = Request(
             id=message.request_id,
             prompt_len=len(message.prompt),
@@ -143,6 +144,18 @@ class Engine:
         if len({id(item.request.adapter) for item in ordered}) >= 4:
             self.counters["steps_with_4_revisions"] += 1
         return self._complete(ordered, sampled)
+
+    def warm_up(self) -> None:
+        """Run a short request of the base and of one adapter through all ranks, uncounted."""
+        params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
+        before = dict(self.counters)
+        for digest in ["", *list(self.adapters)[:1]]:
+            name = f"warm-up {digest}"
+            message = Submit(request_id=name, model=name, prompt=[0], params=params, salt=name)
+            self.submit(message, digest)
+        while self._requests:
+            self.step()
+        self.counters = before
 
     def control(self, kind: PlanKind) -> None:
         """Send a plan without work: a heartbeat, or the word to return or stop."""

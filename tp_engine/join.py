@@ -23,12 +23,14 @@ class Joined:
     directory: Path
     spec: ModelSpec
     comm: Comm
+    backend: str
+    """Of the device group: nccl or gloo."""
 
 
 def join(config: EngineConfig) -> Joined:
     """Meet the other ranks and agree on the model; every rank must call it.
 
-    A hub id is downloaded by rank 0 alone; the others read what it put into the cache.
+    A hub id is downloaded by the first rank of each host; the others read it from the cache.
 
     Raises:
         ValueError: the device, the model or an option cannot be used; says why.
@@ -36,18 +38,20 @@ def join(config: EngineConfig) -> Joined:
     cuda = torch.cuda.is_available() and config.device != "cpu"
     device = _device(cuda)
     torch.set_num_threads(config.cpu_threads)
+    backend = _backend(config, cuda)
     comm = Comm.connect(
         device,
-        backend=_backend(config, cuda),
+        backend=backend,
         timeout=config.rank_timeout,
         deterministic=config.deterministic,
     )
-    directory = download_model(config) if comm.rank == 0 else None
+    first_of_host = os.environ.get("LOCAL_RANK", "0") == "0"
+    directory = download_model(config) if first_of_host else None
     comm.gather_numbers([1])
     directory = directory or local_model(config)
     spec = ModelSpec.from_directory(directory)
     resolved = config.resolve(cuda=cuda, model_positions=spec.max_position_embeddings)
-    return Joined(config=resolved, directory=directory, spec=spec, comm=comm)
+    return Joined(config=resolved, directory=directory, spec=spec, comm=comm, backend=backend)
 
 
 def _device(cuda: bool) -> torch.device:

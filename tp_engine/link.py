@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import zmq
 
 from tp_engine.messages import Message, ToEngine, decode_to_engine, encode
 
-MAX_UNREAD = 100_000
+MAX_UNSENT = 100_000
 """Messages that may wait for the front end."""
 
 
@@ -35,23 +36,31 @@ class FrontEndLink:
         self._pull.set_hwm(0)
         self._pull.bind(self.to_engine)
         self._push = self._context.socket(zmq.PUSH)
-        self._push.set_hwm(MAX_UNREAD)
         self._push.bind(self.to_front_end)
+        self._unsent: deque[bytes] = deque()
 
     def send(self, messages: Iterable[Message]) -> None:
-        """Hand messages over without waiting.
+        """Hand messages over without waiting; what the front end cannot take yet is kept.
 
         Raises:
-            FrontEndGone: it has not read for so long that its queue is full.
+            FrontEndGone: more than `MAX_UNSENT` messages wait for it.
         """
-        for message in messages:
+        self._unsent.extend(encode(message) for message in messages)
+        self._flush()
+        if len(self._unsent) > MAX_UNSENT:
+            raise FrontEndGone(f"the front end does not take its {len(self._unsent)} messages")
+
+    def _flush(self) -> None:
+        while self._unsent:
             try:
-                self._push.send(encode(message), zmq.NOBLOCK)
+                self._push.send(self._unsent[0], zmq.NOBLOCK)
             except zmq.Again:
-                raise FrontEndGone("the front end does not read its messages") from None
+                return  # not connected yet, or slow
+            self._unsent.popleft()
 
     def receive(self, timeout: float) -> list[ToEngine]:
         """All messages that are there, after waiting at most ``timeout`` seconds for the first."""
+        self._flush()
         messages: list[ToEngine] = []
         if self._pull.poll(int(timeout * 1000)):
             while True:

@@ -8,6 +8,7 @@ thread sits in a collective. torchrun and the front end see the exit and do the 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import selectors
@@ -27,35 +28,39 @@ _HELLO = struct.Struct("<qq")
 
 
 class Watchdog:
-    """Ends the process when its main thread makes no progress for ``limit`` seconds."""
+    """Ends the process when its main thread stands still, or when torchrun is gone."""
 
-    def __init__(self, rank: int, die: Callable[[str], None]) -> None:
+    def __init__(self, rank: int, die: Callable[[str], None], *, torchrun: bool) -> None:
+        """Begin to watch, at first without a limit: loading takes what it takes.
+
+        Args:
+            die: called once, from a thread, with the reason in words; must not return.
+            torchrun: the parent is torchrun, without which no rank may stay.
+        """
         self._rank = rank
         self._die = die
-        self._limit: float | None = None
+        self._parent = os.getppid() if torchrun else None
+        self._limit = math.inf
         self._last = time.monotonic()
-
-    def start(self, limit: float) -> None:
-        """Begin to watch."""
-        self._last = time.monotonic()
-        self._limit = limit
         threading.Thread(target=self._run, name="watchdog", daemon=True).start()
 
-    def stop(self) -> None:
-        """Watch no longer."""
-        self._limit = None
+    def limit(self, seconds: float) -> None:
+        """From now on the main thread may be silent for so long; ``math.inf`` ends that."""
+        self.progress()
+        self._limit = seconds
 
     def progress(self) -> None:
         """The main thread did something."""
         self._last = time.monotonic()
 
     def _run(self) -> None:
-        while (limit := self._limit) is not None:
-            idle = time.monotonic() - self._last
-            if idle > limit:
-                self._die(f"rank {self._rank} made no progress for {idle:.1f} s")
-                return
-            time.sleep(min(BEAT_SECONDS, limit / 4))
+        while True:
+            time.sleep(min(BEAT_SECONDS, self._limit / 4))
+            if self._parent is not None and os.getppid() != self._parent:
+                return self._die("torchrun is gone")
+            still = time.monotonic() - self._last
+            if still > self._limit:
+                return self._die(f"rank {self._rank} made no progress for {still:.1f} s")
 
 
 class Liveness:
@@ -84,8 +89,19 @@ class Liveness:
         return self._reason
 
     def close(self) -> None:
-        """Peers may leave from now on."""
+        """Peers may leave from now on; rank 0 calls it before it says so, the others after."""
         self._closing = True
+        if self._comm.rank != 0:
+            for peer in self._peers:
+                peer.close()
+
+    def wait_for_peers(self, timeout: float) -> None:
+        """Rank 0, last of all: stay until every peer has left, so that none misses the word."""
+        for peer in self._peers:
+            peer.settimeout(timeout)
+            with suppress(OSError):  # slow or gone: either way there is no more to wait for
+                while peer.recv(4096):
+                    pass
 
     def _connect(self) -> None:
         listener = socket.create_server(("", 0)) if self._comm.rank == 0 else None

@@ -159,7 +159,7 @@ class LLM:
                 message = Submit(
                     request_id=str(i), model=resolved.name, prompt=prompt, params=param
                 )
-                self.engine.submit(message, resolved.revision)
+                self.engine.submit(message, resolved.digest)
                 opened.append(_Open(message, self._tokenizer))
         except ValueError:
             for item in opened:

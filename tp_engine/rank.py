@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import torch
 
 from kernels import ops_for
@@ -20,8 +19,9 @@ from tp_engine.admission import EngineLimits
 from tp_engine.comm import Comm
 from tp_engine.config import EngineConfig, default_cpu_arena
 from tp_engine.engine import Engine
+from tp_engine.host_memory import free_host_bytes
 from tp_engine.join import Joined
-from tp_engine.memory import PageLayout, kv_views
+from tp_engine.memory import PageLayout, kv_block_bytes, kv_views
 from tp_engine.models import Decoder, ModelSpec
 from tp_engine.runner import Arena, Runner
 from tp_engine.sampling import Sampler, SlotStates
@@ -38,9 +38,7 @@ Phase = Callable[[str], AbstractContextManager[object]]
 class Rank:
     """One rank, ready for plans."""
 
-    config: EngineConfig
-    """With device, dtype and lengths resolved."""
-    spec: ModelSpec
+    joined: Joined
     dims: ModelDims
     cuts: tuple[RankCut, ...]
     """Of all ranks."""
@@ -53,9 +51,20 @@ class Rank:
     worker: Worker
 
     @property
+    def config(self) -> EngineConfig:
+        """With device, dtype and lengths resolved."""
+        return self.joined.config
+
+    @property
     def comm(self) -> Comm:
         """The collectives of this rank."""
-        return self.worker.comm
+        return self.joined.comm
+
+    def unused_page_bytes(self) -> list[int]:
+        """By rank, the tail of a KV page that its smaller share of the heads leaves unused."""
+        block, dtype = self.layout.block_tokens, self.layout.dtype
+        used = [kv_block_bytes(self.dims, cut, dtype, block) for cut in self.cuts]
+        return [self.layout.page_bytes - size for size in used]
 
 
 def build_rank(joined: Joined, phase: Phase = nullcontext) -> Rank:
@@ -83,8 +92,7 @@ def build_rank(joined: Joined, phase: Phase = nullcontext) -> Rank:
         words = _descriptor_words(dims, layout, num_pages)
         arena = Arena.allocate(layout, num_pages, words, comm.device)
     return Rank(
-        config=config,
-        spec=spec,
+        joined=joined,
         dims=dims,
         cuts=cuts,
         weights=weights,
@@ -107,7 +115,7 @@ def build_engine(rank: Rank) -> Engine:
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         num_pages=rank.num_pages,
-        eos_ids=rank.spec.eos_token_ids,
+        eos_ids=rank.joined.spec.eos_token_ids,
         kv_dtype=config.dtype,
         base_digest=rank.base_digest,
     )
@@ -221,7 +229,7 @@ def _arena_bytes(config: EngineConfig, comm: Comm) -> int:
         return config.arena_bytes
     if comm.device.type == "cpu":
         local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        return default_cpu_arena(psutil.virtual_memory().available, local)
+        return default_cpu_arena(free_host_bytes(), local)
     free, total = torch.cuda.mem_get_info(comm.device)
     return max(0, int(free - (1 - config.gpu_memory_utilization) * total))
 

@@ -61,7 +61,7 @@ class Service:
         self._counted = (0.0, 0.0)
 
     def run(self) -> None:
-        """Serve, drain, and stop the other ranks."""
+        """Serve and drain; the other ranks still follow."""
         last_plan = last_stats = last_line = time.monotonic()
         drain_until: float | None = None
         while True:
@@ -88,7 +88,6 @@ class Service:
             if 0 < self._options.throughput_line < now - last_line:
                 self._log_throughput(now - last_line)
                 last_line = now
-        self._engine.control(PlanKind.STOP)
 
     def _drained(self, until: float) -> bool:
         """Whether all is done; past the time, what is left is ended with an error."""
@@ -112,8 +111,7 @@ class Service:
 
     def _submit(self, message: Submit) -> None:
         try:
-            revision = self._registry.resolve(message.model)
-            self._engine.submit(message, revision)
+            self._engine.submit(message, self._registry.resolve(message.model).digest)
         except UnknownModel as error:
             self._link.send([_failed(message.request_id, "model_not_found", str(error), "model")])
         except RequestError as error:

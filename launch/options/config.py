@@ -26,6 +26,10 @@ class ServeConfig:
     """File with the keys that requests must carry, one a line; without it no key is asked for."""
     max_body_bytes: Bytes = 8 * MIB
     """Largest request body."""
+    max_open_requests: int = 4096
+    """Most requests that may be open; more are refused until some have ended."""
+    chat_template: str | None = None
+    """Jinja file that replaces the model's own chat template."""
     keep_alive: float = 75.0
     """Seconds an idle connection stays open; keep it longer than that of a proxy in front."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -41,9 +45,10 @@ class ServeConfig:
         check_types(self)
         check_number(self, "port", 1, 65535)
         check_number(self, "max_body_bytes", 1024, unit="bytes")
-        check_number(self, "keep_alive", 0, unit="seconds")
+        check_number(self, "max_open_requests", 1)
+        check_number(self, "keep_alive", 0, low_open=True, unit="seconds")
         check_number(self, "stats_interval", 0, unit="seconds")
-        for name in ("host", "api_key_file"):
+        for name in ("host", "api_key_file", "chat_template"):
             value = getattr(self, name)
             if value is not None and not value.strip():
                 raise ConfigError(name, value, "text that is not blank")

@@ -8,7 +8,6 @@ from launch.preflight.model import check_model_directory
 from launch.preflight.ranks import (
     RankEnvironment,
     check_distinct_gpus,
-    check_gpu_count,
     ensure_torchrun_environment,
 )
 from tp_engine.host_memory import free_host_bytes
@@ -21,7 +20,6 @@ __all__ = [
     "check_distinct_gpus",
     "check_driver",
     "check_gpu",
-    "check_gpu_count",
     "check_memory",
     "check_model_directory",
     "check_port",

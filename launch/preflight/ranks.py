@@ -70,19 +70,6 @@ def _free_port() -> int:
         return port
 
 
-def check_gpu_count(local_world: int, gpus: int) -> None:
-    """Check that each rank of this host gets a GPU, as NCCL needs.
-
-    Raises:
-        PreflightError: there are fewer GPUs than ranks.
-    """
-    if gpus < local_world:
-        raise PreflightError(
-            f"{local_world} ranks on this host, but {gpus} visible GPUs: start torchrun with "
-            f"--nproc-per-node {gpus}, check CUDA_VISIBLE_DEVICES, or share GPUs by --backend gloo"
-        )
-
-
 def check_distinct_gpus(gpus: Sequence[tuple[str, str]]) -> None:
     """Check that no two ranks share a GPU, which NCCL would answer by hanging or failing late.
 

@@ -172,7 +172,7 @@ def submit(
 ) -> None:
     """Queue one request."""
     message = Submit(request_id=request_id, model="m", prompt=prompt, params=params, salt=salt)
-    engine.submit(message, revision)
+    engine.submit(message, revision.digest if revision else "")
 
 
 def drive(engine: Engine, steps: int = 10_000) -> dict[str, list[int]]:

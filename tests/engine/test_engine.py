@@ -170,7 +170,7 @@ def test_adapters_rotate_through_room_for_two() -> None:
 
 
 def test_an_adapter_load_waits_and_leaves_running_requests_alone() -> None:
-    engine, worker = make_engine(pages=6, slots=4)
+    engine, _ = make_engine(pages=6, slots=4)
     first, second = (add_adapter(engine, name, pages=3) for name in "ab")
     submit(engine, "0", [1, 2], params(6), first)
     engine.step()

@@ -35,6 +35,11 @@ class ResolvedModel:
     revision: AdapterRevision | None
     """None for the base alone."""
 
+    @property
+    def digest(self) -> str:
+        """Of the revision; empty for the base."""
+        return "" if self.revision is None else self.revision.digest
+
 
 class AdapterRegistry:
     """Names -> revisions. Readers see a complete snapshot; any thread may register."""

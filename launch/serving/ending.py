@@ -1,0 +1,51 @@
+"""Signals, and the end of a process that cannot go on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""torchrun passes all of these on to every rank."""
+SAME_PRESS_SECONDS = 0.5
+"""A terminal and torchrun may both deliver one Ctrl-C."""
+
+_ending = threading.Lock()
+
+
+def end_now(reason: str, code: int = 1) -> None:
+    """End this process at once, from any thread, even while the main one is in a collective."""
+    if _ending.acquire(blocking=False):
+        log.critical("the service ends: %s", reason)
+        logging.shutdown()
+        os._exit(code)
+
+
+def serving_signals(handle: Callable[[int], None]) -> None:
+    """From now on call ``handle`` with the number of a stop signal, instead of ending."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, lambda number, _: handle(number))
+
+
+class StopRequest:
+    """Whether a stop was asked for; a second Ctrl-C quits at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._interrupted = 0.0
+
+    def handle(self, number: int) -> None:
+        """Take note of a stop signal."""
+        self.asked = True
+        if number != signal.SIGINT:
+            return
+        now = time.monotonic()
+        if self._interrupted and now - self._interrupted > SAME_PRESS_SECONDS:
+            end_now("interrupted twice", code=128 + number)
+        self._interrupted = now

@@ -1,0 +1,192 @@
+"""Rank 0 of a service: front end, engine, serving loop, orderly end."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import subprocess
+import threading
+from dataclasses import replace
+
+from launch.options import Options, resolved
+from launch.preflight import RankEnvironment, check_model_directory, check_port, start_warnings
+from launch.serving.ending import StopRequest, end_now, serving_signals
+from launch.serving.start import start_rank
+from server.process import start_front_end
+from server.settings import FrontEndSettings
+from sharding import cut_table
+from tp_engine.adapters import AdapterRegistry
+from tp_engine.engine import Engine
+from tp_engine.hub import download_model
+from tp_engine.link import FrontEndLink
+from tp_engine.liveness import Liveness, Watchdog
+from tp_engine.logs import Phases
+from tp_engine.messages import ModelCard, Phase, Ready
+from tp_engine.models import ModelSpec
+from tp_engine.plan import PlanKind
+from tp_engine.rank import Rank, build_engine, hand_out_adapters, read_adapters
+from tp_engine.service import Service, ServiceOptions
+
+log = logging.getLogger(__name__)
+
+LEAVE_SECONDS = 10.0
+"""For the front end and the other ranks to leave once all is done."""
+
+
+class Lead:
+    """Rank 0, from its options to its end."""
+
+    def __init__(self, options: Options, environment: RankEnvironment, watchdog: Watchdog) -> None:
+        self._options = options
+        self._config = options.config
+        self._environment = environment
+        self._watchdog = watchdog
+        self._link = FrontEndLink()
+        self._stop = StopRequest()
+        self._leaving = False
+
+    def run(self) -> None:
+        """Start, serve until told to stop, drain, end.
+
+        Raises:
+            ValueError: the start failed; says what to do.
+            RuntimeError: the service was lost.
+        """
+        front_end: subprocess.Popen[bytes] | None = None
+        try:
+            front_end = self._start_front_end()
+            self._serve()
+            self._leaving = True
+            front_end.wait(LEAVE_SECONDS)
+        finally:
+            self._leaving = True
+            self._link.close(linger=0)
+            if front_end is not None and front_end.poll() is None:
+                front_end.kill()
+                front_end.wait()
+
+    def _start_front_end(self) -> subprocess.Popen[bytes]:
+        """Check what it needs and start it: before CUDA is, and before anything slow."""
+        config = self._config
+        for warning in start_warnings(config, torchrun=self._environment.torchrun):
+            log.warning("%s", warning)
+        check_port(config.host, config.port)
+        directory = download_model(config.engine)
+        check_model_directory(directory)
+        ModelSpec.from_directory(directory)
+        settings = FrontEndSettings(
+            to_engine=self._link.to_engine,
+            to_front_end=self._link.to_front_end,
+            parent_pid=os.getpid(),
+            model_directory=str(directory),
+            host=config.host,
+            port=config.port,
+            chat_template_file=config.chat_template,
+            api_key_file=config.api_key_file,
+            max_body_bytes=config.max_body_bytes,
+            max_open_requests=config.max_open_requests,
+            keep_alive_s=math.ceil(config.keep_alive),
+            access_log=config.access_log,
+        )
+        front_end = start_front_end(settings)
+        threading.Thread(target=self._watch, args=(front_end,), daemon=True).start()
+        return front_end
+
+    def _watch(self, front_end: subprocess.Popen[bytes]) -> None:
+        code = front_end.wait()
+        if not self._leaving:
+            end_now(f"the HTTP front end ended with exit code {code}")
+
+    def _serve(self) -> None:
+        config = self._config.engine
+        phases = Phases(lambda name: self._link.send([Phase(name=name)]))
+        rank = start_rank(config, phases)
+        self._log_rank(rank)
+        engine = build_engine(rank)
+        with phases.phase("read adapters"):
+            registry = read_adapters(rank.joined)
+        rank.comm.gather_numbers([1])
+        liveness = Liveness(rank.comm, config.rank_timeout, end_now)
+        with phases.phase("hand out adapters"):
+            hand_out_adapters(rank, engine, registry)
+        with phases.phase("warm up"):
+            engine.warm_up()
+        serving_signals(self._stop.handle)
+        self._watchdog.limit(config.rank_timeout)
+        self._announce(engine, registry, phases.seconds)
+        self._loop(engine, registry, liveness)
+
+    def _loop(self, engine: Engine, registry: AdapterRegistry, liveness: Liveness) -> None:
+        config = self._config.engine
+        service = Service(
+            engine,
+            registry,
+            self._link,
+            ServiceOptions(
+                heartbeat=config.rank_timeout / 4,
+                drain_timeout=config.drain_timeout,
+                throughput_line=self._config.stats_interval,
+            ),
+            stopping=lambda: self._stop.asked and not self._lost(liveness),
+            progress=self._watchdog.progress,
+        )
+        try:
+            service.run()
+        except RuntimeError:
+            self._lost(liveness, wait=2.0)
+            raise
+        liveness.close()
+        engine.control(PlanKind.STOP)
+        liveness.wait_for_peers(LEAVE_SECONDS)
+        self._watchdog.limit(math.inf)
+        log.info("drained; the service has ended")
+
+    def _lost(self, liveness: Liveness, wait: float = 0.5) -> bool:
+        """Whether a peer is gone. torchrun stops the rest with the signal a user would send, so
+        look before draining; the liveness thread then ends this process."""
+        return liveness.reason(wait) is not None
+
+    def _log_rank(self, rank: Rank) -> None:
+        chosen = replace(self._config, engine=rank.config)
+        log.info("%s", resolved(chosen, self._options.origins))
+        layout = rank.layout
+        log.info("how the model is cut:\n%s", cut_table(rank.cuts))
+        log.info(
+            "arena: %d pages of %d bytes a rank, each %d tokens; the tail of a KV page that "
+            "stays unused, by rank: %s bytes",
+            rank.num_pages,
+            layout.page_bytes,
+            layout.block_tokens,
+            rank.unused_page_bytes(),
+        )
+
+    def _announce(self, engine: Engine, registry: AdapterRegistry, seconds: float) -> None:
+        config, limits = self._config, engine.limits
+        base = config.engine.base_names[0]
+        cards = [ModelCard(name=name, root=config.engine.model) for name in registry.base_names]
+        cards += [
+            ModelCard(name=name, root=revision.source, parent=base, revision=revision.digest)
+            for name, revision in registry.adapters.items()
+        ]
+        kv_tokens = limits.num_pages * engine.layout.block_tokens
+        self._link.send(
+            [
+                Ready(
+                    models=cards,
+                    max_model_len=limits.max_model_len,
+                    vocab_size=limits.vocab_size,
+                    kv_tokens=kv_tokens,
+                )
+            ]
+        )
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        log.info(
+            "ready after %.1f s: http://%s:%d/v1 serves %s; %d KV tokens, longest context %d",
+            seconds,
+            host,
+            config.port,
+            ", ".join(card.name for card in cards),
+            kv_tokens,
+            limits.max_model_len,
+        )

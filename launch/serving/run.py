@@ -1,0 +1,64 @@
+"""Becoming a rank, and every way in which a rank ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from launch.options import Options
+from launch.preflight import ensure_torchrun_environment
+from launch.serving.ending import end_now, serving_signals
+from launch.serving.lead import Lead
+from launch.serving.start import start_rank
+from tp_engine.liveness import Liveness, Watchdog
+from tp_engine.logs import Phases, setup_logging
+
+log = logging.getLogger(__name__)
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C while loading, as shells have it."""
+
+
+def run_rank(options: Options) -> int:
+    """Serve as the rank that the environment says; the exit code.
+
+    0 after a drain, 1 when the start failed or the service was lost. What a user can mend is one
+    line in the log, everything else comes with its traceback.
+    """
+    config = options.config
+    setup_logging(config.log_level, config.log_format, int(os.environ.get("RANK", "0")))
+    try:
+        environment = ensure_torchrun_environment(os.environ)
+        watchdog = Watchdog(environment.rank, end_now, torchrun=environment.torchrun)
+        if environment.rank == 0:
+            Lead(options, environment, watchdog).run()
+        else:
+            follow(options, watchdog)
+    except ValueError as error:
+        log.error("%s", error)
+        log.debug("where it happened", exc_info=True)
+        return 1
+    except KeyboardInterrupt:
+        log.info("interrupted")
+        return INTERRUPTED
+    return 0
+
+
+def follow(options: Options, watchdog: Watchdog) -> None:
+    """Load and carry out plans as a rank ≥ 1, until a plan says that the service has ended.
+
+    Raises:
+        RuntimeError: rank 0 or another rank is gone.
+    """
+    config = options.config.engine
+    rank = start_rank(config, Phases())
+    rank.comm.gather_numbers([1])
+    liveness = Liveness(rank.comm, config.rank_timeout, end_now)
+    serving_signals(lambda number: None)
+    watchdog.limit(config.rank_timeout)
+    try:
+        rank.worker.follow(watchdog.progress)
+    except RuntimeError:
+        liveness.reason(wait=2.0)  # knows which rank is gone, says so, and ends the process
+        raise
+    liveness.close()
