@@ -29,6 +29,11 @@ def lora_shrink(
     for i, site in enumerate(sites):
         for start, stop, number in _adapter_segments(segments):
             offsets, _, _ = _read_record(descriptors, number, layer, site, num_sites)
+            if len(offsets) > segments.max_rank:
+                raise ValueError(
+                    f"segments.max_rank must be >= {len(offsets)}, the rank of an adapter in "
+                    f"layer {layer}, got {segments.max_rank}"
+                )
             if offsets:
                 a = _rows(arena, offsets, x.shape[1], x.dtype)  # [r, K]
                 h[i, start:stop, : len(offsets)] = x[start:stop].float() @ a.T
