@@ -9,14 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tp_engine.completion import Completion
     from tp_engine.config import EngineConfig
-    from tp_engine.llm import LLM, Completion
+    from tp_engine.llm import LLM
     from tp_engine.params import SamplingParams
 
 __all__ = ["LLM", "Completion", "EngineConfig", "SamplingParams"]
 
 _HOMES = {
-    "Completion": "tp_engine.llm",
+    "Completion": "tp_engine.completion",
     "EngineConfig": "tp_engine.config",
     "LLM": "tp_engine.llm",
     "SamplingParams": "tp_engine.params",

@@ -11,39 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from tp_engine.admission import RequestError
+from tp_engine.completion import Completion, OpenPrompt
 from tp_engine.config import EngineConfig
 from tp_engine.engine import Engine
 from tp_engine.join import join
-from tp_engine.messages import Failed, Output, Submit, TokenLogprobs
+from tp_engine.messages import Failed, Submit
 from tp_engine.params import SamplingParams
 from tp_engine.plan import PlanKind
 from tp_engine.rank import Rank, build_engine, build_rank, hand_out_adapters, read_adapters
-from tp_engine.text import OutputText, Tokenizer
+from tp_engine.text import Tokenizer
 
 Prompt = str | Sequence[int]
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Completion:
-    """The answer to one prompt."""
-
-    model: str
-    prompt_tokens: list[int]
-    tokens: list[int]
-    """Without the end-of-sequence or stop token."""
-    text: str
-    finish_reason: str
-    """``stop`` or ``length``."""
-    logprobs: list[TokenLogprobs] | None
-    cached_tokens: int
-    """Prompt tokens taken from the prefix cache."""
 
 
 class LLM:
@@ -97,7 +81,8 @@ class LLM:
             RequestError, UnknownModel: a prompt cannot be served; none was.
         """
         if self.engine is None:
-            return self._follow()
+            self._follow()
+            return None
         items = _as_list(prompts)
         with self._others_follow():
             requests = self._submit(
@@ -132,11 +117,13 @@ class LLM:
 
     @contextmanager
     def _others_follow(self) -> Iterator[None]:
-        """The other ranks carry out plans for as long as this lasts."""
+        """The other ranks carry out plans for as long as this lasts; nothing stays open."""
         assert self.engine is not None
         try:
             yield
         finally:
+            for request_id in list(self.engine.requests):
+                self.engine.abort(request_id)
             self.engine.control(PlanKind.RETURN)
 
     def _text(self) -> Tokenizer:
@@ -149,25 +136,17 @@ class LLM:
         prompts: list[list[int]],
         params: Sequence[SamplingParams],
         models: Sequence[str | None],
-    ) -> list[_Open]:
-        """Queue all prompts, or none and raise."""
+    ) -> list[OpenPrompt]:
         assert self.engine is not None
-        opened: list[_Open] = []
-        try:
-            for i, (prompt, param, model) in enumerate(zip(prompts, params, models, strict=True)):
-                resolved = self.registry.resolve(model or self.rank.config.base_names[0])
-                message = Submit(
-                    request_id=str(i), model=resolved.name, prompt=prompt, params=param
-                )
-                self.engine.submit(message, resolved.digest)
-                opened.append(_Open(message, self._tokenizer))
-        except ValueError:
-            for item in opened:
-                self.engine.abort(item.message.request_id)
-            raise
+        opened: list[OpenPrompt] = []
+        for i, (prompt, param, model) in enumerate(zip(prompts, params, models, strict=True)):
+            resolved = self.registry.resolve(model or self.rank.config.base_names[0])
+            message = Submit(request_id=str(i), model=resolved.name, prompt=prompt, params=param)
+            opened.append(OpenPrompt(message, self._tokenizer))
+            self.engine.submit(message, resolved.digest)
         return opened
 
-    def _run(self, requests: list[_Open]) -> list[Completion]:
+    def _run(self, requests: list[OpenPrompt]) -> list[Completion]:
         assert self.engine is not None
         by_id = {item.message.request_id: item for item in requests}
         while self.engine.requests:
@@ -188,51 +167,6 @@ class LLM:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-class _Open:
-    """One prompt of a `generate` call while it runs."""
-
-    def __init__(self, message: Submit, tokenizer: Tokenizer | None) -> None:
-        self.message = message
-        params = message.params
-        if params.stop and tokenizer is None:
-            raise ValueError("stop strings need a tokenizer, and the model's directory has none")
-        self._text = tokenizer and OutputText(
-            tokenizer, stops=params.stop, min_tokens=params.min_tokens
-        )
-        self._parts: list[str] = []
-        self._tokens: list[int] = []
-        self._logprobs: list[TokenLogprobs] = []
-        self._reason = ""
-        self._cached = 0
-
-    def take(self, output: Output) -> bool:
-        """Add what a step gave; True when a stop string ends the output here."""
-        self._tokens += output.tokens
-        self._logprobs += output.logprobs or []
-        self._reason = output.finish_reason or ""
-        self._cached = output.cached_tokens
-        if self._text is not None:
-            self._parts.append(self._text.push(output.tokens).text)
-            if self._text.stopped_by is not None:
-                self._reason = "stop"
-                return True
-            if self._reason:
-                self._parts.append(self._text.flush().text)
-        return False
-
-    def completion(self) -> Completion:
-        """The whole, once it has ended."""
-        return Completion(
-            model=self.message.model,
-            prompt_tokens=self.message.prompt,
-            tokens=self._tokens,
-            text="".join(self._parts),
-            finish_reason=self._reason,
-            logprobs=self._logprobs if self.message.params.logprobs is not None else None,
-            cached_tokens=self._cached,
-        )
 
 
 def load_tokenizer(directory: Path) -> Tokenizer | None:

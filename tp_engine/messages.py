@@ -18,7 +18,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 # --- front end to engine ---------------------------------------------------------------------
 
 
-class Submit(Message):
+class Submit(Message, frozen=True, kw_only=True):
     """Start a request. Answered by `Output`, the last with a ``finish_reason``, or by `Failed`."""
 
     request_id: str
@@ -32,7 +32,7 @@ class Submit(Message):
     """Prefix blocks are shared only between requests of equal salt (tenant isolation)."""
 
 
-class Abort(Message):
+class Abort(Message, frozen=True, kw_only=True):
     """Stop a request and free what it holds; no more `Output` follows. Unknown ids are ignored."""
 
     request_id: str
@@ -40,7 +40,7 @@ class Abort(Message):
     """True when the front end ended it itself (a stop string), so that it counts as a success."""
 
 
-class Goodbye(Message):
+class Goodbye(Message, frozen=True, kw_only=True):
     """The front end has nothing open and leaves; the engine may end."""
 
 
@@ -62,13 +62,13 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """SHA-256 of the adapter's canonical config and tensors, in hex."""
 
 
-class Phase(Message):
+class Phase(Message, frozen=True, kw_only=True):
     """Start-up progress for ``/health``."""
 
     name: str
 
 
-class Ready(Message):
+class Ready(Message, frozen=True, kw_only=True):
     """The engine serves: sent once, after warm-up."""
 
     models: list[ModelCard]
@@ -88,7 +88,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: list[float]
 
 
-class Output(Message):
+class Output(Message, frozen=True, kw_only=True):
     """New tokens of one request."""
 
     request_id: str
@@ -108,7 +108,7 @@ class Output(Message):
     """Tokens generated so far, the stop token included."""
 
 
-class Failed(Message):
+class Failed(Message, frozen=True, kw_only=True):
     """The request was refused or lost; nothing more follows."""
 
     request_id: str
@@ -118,7 +118,7 @@ class Failed(Message):
     param: str | None = None
 
 
-class Stats(Message):
+class Stats(Message, frozen=True, kw_only=True):
     """Counters and gauges for ``/metrics``, sent about once a second and on change of state."""
 
     gauges: dict[str, float]
@@ -132,7 +132,7 @@ class Stats(Message):
     """How many adapters the engine knows."""
 
 
-class Draining(Message):
+class Draining(Message, frozen=True, kw_only=True):
     """The engine takes no new request and will end when the open ones have."""
 
 
