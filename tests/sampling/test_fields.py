@@ -48,6 +48,16 @@ def test_top_k_keeps_exactly_k_the_lowest_ids_among_equals(ranks: int) -> None:
         assert set(sample(LOGITS, params, ranks=ranks, draws=400)) == kept
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("top_k", [127, 128, 129, 200])
+def test_top_k_is_exact_on_both_sides_of_the_largest_candidate_count(
+    top_k: int, ranks: int
+) -> None:
+    logits = torch.arange(300.0).neg() / 1000
+    drawn = sample(logits, SamplingParams(top_k=top_k), ranks=ranks, draws=3000)
+    assert set(drawn) == set(range(top_k))
+
+
 @ranks
 def test_top_p_keeps_the_smallest_set_that_reaches_it(ranks: int) -> None:
     logits = torch.tensor([0.5, 0.25, 0.125, 0.125]).log()
@@ -109,6 +119,23 @@ def test_repetition_penalty_divides_positive_and_multiplies_negative_logits(rank
     assert world.step(negative[None], [1], [2]).tokens.tolist() == [2]
     world.open(2, greedy(repetition_penalty=0.5), prompt=[2])
     assert world.step(LOGITS[None] + 0.5, [2], [2]).tokens.tolist() == [2]
+
+
+@ranks
+def test_repetition_penalty_counts_the_output_and_the_prompt(ranks: int) -> None:
+    world = World(6, ranks)
+    world.open(0, greedy(repetition_penalty=3.0), prompt=[1])
+    got = [world.step(LOGITS[None], [0], [position]).tokens.item() for position in (1, 2, 3)]
+    assert got == [3, 5, 2]
+
+
+@ranks
+def test_presence_and_frequency_leave_prompt_tokens_to_the_repetition_penalty(ranks: int) -> None:
+    world = World(6, ranks)
+    params = greedy(repetition_penalty=1.1, presence_penalty=1.0, frequency_penalty=1.0)
+    world.open(0, params, prompt=[1, 3])
+    # 2 / 1.1 is still the best; with a penalty of prompt tokens it would be token 5.
+    assert world.step(LOGITS[None], [0], [2]).tokens.tolist() == [1]
 
 
 @ranks

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tp_engine.sampling import keys
@@ -12,6 +12,7 @@ from tp_engine.sampling import keys
 logits = st.floats(width=32, allow_nan=False)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(logits, st.integers(0, 2**32 - 2)), min_size=2, max_size=30))
 def test_keys_sort_by_logit_then_lowest_id_and_give_both_back(
     pairs: list[tuple[float, int]],

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -25,6 +25,7 @@ def test_mix_gives_the_published_numbers_of_splitmix64() -> None:
     assert words == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 
+@settings(deadline=None)
 @given(int64, st.integers(0, 2**40))
 def test_uniform_equals_exact_integer_arithmetic(seed: int, position: int) -> None:
     word = python_mix(python_mix(seed + GAMMA) + position * GAMMA)

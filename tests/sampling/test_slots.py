@@ -122,7 +122,7 @@ def test_the_order_of_penalised_and_other_requests_in_a_step_is_kept() -> None:
     assert counts.nonzero().tolist() == [[1, 7]]
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.integers(0, VOCAB - 1), max_size=20),
     st.lists(st.integers(0, VOCAB - 1), max_size=20),

@@ -59,9 +59,8 @@ def draw(values: Tensor, params: DrawParams, *, ranked: bool) -> Tensor:
     mass = _masses(values, params, ranked=ranked)
     cumulative = mass.cumsum(dim=1)
     total = cumulative[:, -1:]
+    # The random number is at most 1 - 2**-53, so the product, rounded, stays below the total.
     target = (params.uniform[:, None] * total.to(torch.float64)).to(torch.int64)
-    # Rounding may lift the product to the total; the first sum above the target is then missing.
-    target = torch.minimum(target, total - 1)
     return torch.searchsorted(cumulative, target, right=True)[:, 0]
 
 
