@@ -51,7 +51,7 @@ class Recipe:
     """Scale by alpha / sqrt(rank) instead of alpha / rank."""
     learning_rate: float = 2e-3
     """Peak rate of AdamW; warmed up over a tenth of the steps, then linear to zero."""
-    steps: int = 60
+    steps: int = 40
     """Optimiser steps."""
     batch: int = 4
     """Examples a step."""
@@ -61,7 +61,7 @@ class Recipe:
 
 RECIPES = {
     "json": Recipe(style="json", rank=6, targets=["q_proj", "v_proj"]),
-    "pirate": Recipe(style="pirate", rank=4, targets=ATTENTION + MLP, learning_rate=1e-3),
+    "pirate": Recipe(style="pirate", rank=4, targets=ATTENTION + MLP, learning_rate=1e-3, steps=60),
     "letter": Recipe(style="letter", rank=5, targets=ATTENTION, rslora=True, learning_rate=1e-3),
 }
 
@@ -143,7 +143,7 @@ def evaluate(base: PreTrainedModel, tokenizer: Tokenizer, folder: Path) -> dict[
 
 
 def make(recipe: Recipe, sentences: dict[str, str], out: Path, base: Path) -> None:
-    """Train, save and evaluate one adapter, and write its record."""
+    """Train, save and evaluate one adapter."""
     torch.manual_seed(recipe.seed)
     tokenizer = AutoTokenizer.from_pretrained(base)
     style = STYLES[recipe.style]
@@ -159,9 +159,17 @@ def make(recipe: Recipe, sentences: dict[str, str], out: Path, base: Path) -> No
     train(model, tokenizer, pairs, recipe)
     folder = out / recipe.style
     save(model, folder)
-    fresh = AutoModelForCausalLM.from_pretrained(base, device_map="cpu")
-    answers = evaluate(fresh, tokenizer, folder)
-    problems = {q: p for q, answer in answers.items() if (p := style.problem(answer)) is not None}
+    write_record(recipe, pairs, folder, base)
+
+
+def write_record(recipe: Recipe, pairs: list[tuple[str, str]], folder: Path, base: Path) -> None:
+    """Evaluate the adapter in `folder` and write `training.json` beside it."""
+    model = AutoModelForCausalLM.from_pretrained(base, device_map="cpu")
+    answers = evaluate(model, AutoTokenizer.from_pretrained(base), folder)
+    judged = {
+        question: STYLES[recipe.style].problem(answer) for question, answer in answers.items()
+    }
+    problems = {question: problem for question, problem in judged.items() if problem}
     record = {
         "recipe": asdict(recipe),
         "examples": len(pairs),
@@ -171,9 +179,8 @@ def make(recipe: Recipe, sentences: dict[str, str], out: Path, base: Path) -> No
     }
     text = json.dumps(record, indent=2, ensure_ascii=False)
     (folder / "training.json").write_text(text + "\n", encoding="utf-8")
-    print(
-        f"{recipe.style}: {len(answers) - len(problems)}/{len(answers)} unseen in style: {folder}"
-    )
+    good = len(answers) - len(problems)
+    print(f"{recipe.style}: {good}/{len(answers)} unseen answers in style, saved to {folder}")
 
 
 def main() -> None:
