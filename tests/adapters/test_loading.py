@@ -86,6 +86,17 @@ def test_a_missing_directory_of_adapters_fails(spec: ModelSpec, tmp_path: Path) 
         load_adapters([], str(tmp_path / "nowhere"), spec, "skip", base_names=BASES)
 
 
+def test_an_unreadable_directory_of_adapters_is_an_adapter_error(
+    spec: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def deny(_: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", deny)
+    with pytest.raises(AdapterError, match="Permission denied"):
+        load_adapters([], str(tmp_path), spec, "skip", base_names=BASES)
+
+
 def test_warnings_are_reported(dims: ModelDims, spec: ModelSpec, tmp_path: Path) -> None:
     config = plain_config(base_model_name_or_path="org/other")
     adapter = write_adapter(tmp_path, config, plain_tensors(dims))

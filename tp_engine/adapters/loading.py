@@ -75,7 +75,7 @@ def load_adapters(
 
     Raises:
         AdapterLoadError: with ``fail``, with every refused adapter and its reason.
-        AdapterError: ``path_refused`` if ``lora_dir`` is no directory.
+        AdapterError: ``lora_dir`` is no directory that can be read.
     """
     registry = AdapterRegistry(base_names)
     known = (*base_names, *base_sources)
@@ -97,7 +97,11 @@ def _wanted(
         yield name, path, None
     if lora_dir is not None:
         root = resolve_adapter_path(lora_dir)
-        for entry in sorted(root.iterdir()):
+        try:
+            entries = sorted(root.iterdir())
+        except OSError as error:
+            raise AdapterError("unreadable", f"{shown(lora_dir)}: {error}") from None
+        for entry in entries:
             if not entry.name.startswith(".") and (entry.is_dir() or entry.is_symlink()):
                 yield entry.name, entry.name, root
 
