@@ -66,8 +66,11 @@ class Bucket:
         return zeros.masked_fill_(self.hidden, float("-inf"))[:, None, None, :]
 
 
-def buckets_of(batch: AttentionBatch, block: int, window: int | None) -> list[Bucket]:
-    """Return the buckets of a step, longest first; together they hold every row once."""
+def buckets_of(batch: AttentionBatch, block: int, window: int | None, limit: int) -> list[Bucket]:
+    """Return the buckets of a step; together they hold every row once.
+
+    Decode buckets gather up to `limit` tokens, or one sequence.
+    """
     sequences = list(_sequences(batch, block, window))
     decode = [s for s in sequences if s.rows == 1]
     decode.sort(key=lambda s: (-len(s.pages), s.start))
@@ -75,7 +78,7 @@ def buckets_of(batch: AttentionBatch, block: int, window: int | None) -> list[Bu
     while decode:
         longest = len(decode[0].pages)
         floor = min(longest * _FILL, longest - _SLACK)
-        size = sum(len(s.pages) >= floor for s in decode)
+        size = min(sum(len(s.pages) >= floor for s in decode), max(1, limit // (longest * block)))
         members = sorted(decode[:size], key=lambda s: s.start)
         found.append(_bucket(members, block))
         decode = decode[size:]

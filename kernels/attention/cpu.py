@@ -13,6 +13,9 @@ from kernels.attention.buckets import Bucket, buckets_of
 from kernels.attention.gather import Geometry, gather
 from kernels.checks import check_attention, check_query_rows, check_store
 
+_CACHED = 400_000
+"""Elements of K, and of V, gathered for a product: what stays in the caches until it is read."""
+
 
 def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch) -> None:
     """See `kernels.attention.StoreKV`."""
@@ -42,15 +45,17 @@ def paged_attention(
     if not q.numel():
         return torch.empty_like(q)
     block = k_cache.shape[2]
-    key = ("buckets", block, window)
+    key = ("buckets", k_cache.shape[1:], window)
     if key not in batch.memo:
         check_query_rows(q.shape[0], int(batch.query_offsets[-1]))
-        batch.memo[key] = [(b, _bias(b, window)) for b in buckets_of(batch, block, window)]
-    found: list[tuple[Bucket, Tensor | None]] = batch.memo[key]
-    if len(found) == 1:
-        return _attend(q, k_cache, v_cache, *found[0], scale).to(q.dtype)
+        limit = _CACHED // (k_cache.shape[1] * k_cache.shape[3])
+        found = buckets_of(batch, block, window, limit)
+        batch.memo[key] = [(bucket, _bias(bucket, window)) for bucket in found]
+    parts: list[tuple[Bucket, Tensor | None]] = batch.memo[key]
+    if len(parts) == 1:
+        return _attend(q, k_cache, v_cache, *parts[0], scale).to(q.dtype)
     out = torch.empty_like(q)
-    for bucket, bias in found:
+    for bucket, bias in parts:
         rows = _attend(q[bucket.rows], k_cache, v_cache, bucket, bias, scale)
         out[bucket.rows] = rows.to(q.dtype)
     return out
@@ -65,7 +70,8 @@ def _attend(
     scale: float,
 ) -> Tensor:
     """q [rows of the bucket, Hq, D] -> float32 [rows of the bucket, Hq, D]."""
-    k, v = _visible(k_cache, bucket), _visible(v_cache, bucket)  # [B, Hkv, n, D]
+    k = _visible("keys", k_cache, bucket)  # [B, Hkv, n, D]
+    v = _visible("values", v_cache, bucket)
     if bucket.query == 1:
         return _decode(q.float() * scale, k, v, bias)
     out = scaled_dot_product_attention(
@@ -95,11 +101,11 @@ def _decode(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
     return out[:, :group].reshape(sequences, heads, dim)
 
 
-def _visible(cache: Tensor, bucket: Bucket) -> Tensor:
+def _visible(name: str, cache: Tensor, bucket: Bucket) -> Tensor:
     """Gather the bucket's tokens; hidden ones are cut off, or zero."""
     geometry = Geometry.of(cache)
     places, hidden = bucket.places(geometry)
-    tokens = gather(cache, geometry, places, bucket.pages.shape[0])
+    tokens = gather(name, cache, geometry, places, bucket.pages.shape[0])
     if hidden is None:
         return tokens[:, :, bucket.low : bucket.high]
     tokens.view(-1, geometry.dim).index_fill_(0, hidden, 0.0)

@@ -81,7 +81,8 @@ def _attend(
         seen = key <= items.position[:, :, None]  # [I, TILE, keys]
         if window is not None:
             seen &= key > items.position[:, :, None] - window
-        k, v = (_split(cache, pages, seen) for cache in (k_cache, v_cache))
+        k = _split("keys", k_cache, pages, seen)
+        v = _split("values", v_cache, pages, seen)
         state.merge(tiles, k, v, _by_head(seen, kv_heads, group))
     out = state.result().view(count, kv_heads, TILE, group, dim).transpose(1, 2)
     return out.reshape(count * TILE, heads, dim)
@@ -115,10 +116,10 @@ class _State:
         return self.values / self.total
 
 
-def _split(cache: Tensor, pages: Tensor, seen: Tensor) -> Tensor:
+def _split(name: str, cache: Tensor, pages: Tensor, seen: Tensor) -> Tensor:
     """Return float32 [I * Hkv, keys, D]; keys that no row of an item sees are zero."""
     geometry = Geometry.of(cache)
-    tokens = gather(cache, geometry, geometry.page_places(pages), pages.shape[0])
+    tokens = gather(name, cache, geometry, geometry.page_places(pages), pages.shape[0])
     tokens.masked_fill_(~seen.any(1)[:, None, :, None], 0.0)
     return tokens.flatten(0, 1)
 

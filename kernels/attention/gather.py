@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.scratch import SCRATCH
+
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
@@ -54,10 +56,12 @@ class Geometry:
         return (start[:, None] + heads).flatten()
 
 
-def gather(cache: Tensor, geometry: Geometry, places: Tensor, sequences: int) -> Tensor:
-    """Return float32 [sequences, Hkv, n * block, D] from `page_places`."""
-    rows = geometry.runs(cache, geometry.block).index_select(0, places)
-    return rows.float().view(sequences, geometry.heads, -1, geometry.dim)
+def gather(name: str, cache: Tensor, geometry: Geometry, places: Tensor, count: int) -> Tensor:
+    """Return float32 [count, Hkv, n * block, D] from `page_places`, valid until the next `name`."""
+    length = geometry.block * geometry.dim
+    rows = SCRATCH.take(name, places.shape[0], length, cache.dtype)
+    torch.index_select(geometry.runs(cache, geometry.block), 0, places, out=rows)
+    return rows.float().view(count, geometry.heads, -1, geometry.dim)
 
 
 __all__ = ["Geometry", "gather"]

@@ -12,6 +12,7 @@ from torch import Tensor
 from kernels.checks import check_expand, check_lora, check_segment_rows, check_sites
 from kernels.lora import LoraSegments
 from kernels.lora.batches import ROW_ALIGNMENT, LayerGroup, RowGroup, StepBatches
+from kernels.scratch import SCRATCH
 
 
 def lora_shrink(
@@ -137,12 +138,13 @@ def _selector(sites: tuple[int, ...]) -> slice | list[int]:
 
 
 def _rank_rows(arena: Tensor, units: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-    """Return float32 [I, R, width], the rank-rows at units [R, I]."""
+    """Return float32 [I, R, width], the rank-rows at units [R, I]; valid until the next call."""
     elements = arena[: arena.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
     unit = ROW_ALIGNMENT // dtype.itemsize
     places = (elements.numel() - width) // unit + 1
     overlapping = elements.as_strided((places, width), (unit, 1), elements.storage_offset())
-    rows = overlapping.index_select(0, units.view(-1))
+    rows = SCRATCH.take("rank-rows", units.numel(), width, dtype)
+    torch.index_select(overlapping, 0, units.view(-1), out=rows)
     return rows.float().view(*units.shape, width).transpose(0, 1)
 
 
