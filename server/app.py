@@ -1,0 +1,30 @@
+"""The application."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+
+from server import health, metrics, openai
+from server.auth import AuthMiddleware
+from server.config import ServerConfig
+from server.engine_client import EngineClient
+from server.errors import install_handlers
+from server.limits import BodyLimitMiddleware
+from server.services import Services
+from tp_engine.text import Tokenizer
+
+
+def create_app(client: EngineClient, tokenizer: Tokenizer, config: ServerConfig) -> FastAPI:
+    """The HTTP API over ``client``, which its caller starts and stops."""
+    app = FastAPI(title="tp-engine", openapi_url=None, redirect_slashes=False)
+    http_metrics = metrics.HttpMetrics(client)
+    app.state.services = Services(client=client, tokenizer=tokenizer, metrics=http_metrics)
+    install_handlers(app)
+    for part in (health, metrics, openai):
+        app.include_router(part.router)
+    # The last one added is the outermost.
+    app.add_middleware(BodyLimitMiddleware, max_bytes=config.max_body_bytes)
+    if config.api_keys is not None:
+        app.add_middleware(AuthMiddleware, keys=config.api_keys)
+    app.add_middleware(metrics.MetricsMiddleware, metrics=http_metrics)
+    return app

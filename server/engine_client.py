@@ -1,0 +1,173 @@
+"""The front end's side of the socket pair to the engine.
+
+The engine binds both endpoints, one a direction, in a directory that only its user may enter;
+the front end connects. Sends never wait: what may be in flight is bounded by the number of open
+requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+
+import zmq
+import zmq.asyncio
+
+from server.batch import Batch
+from server.errors import EngineDead, Unavailable
+from tp_engine.messages import (
+    Abort,
+    Draining,
+    Failed,
+    Goodbye,
+    Output,
+    Phase,
+    Ready,
+    Stats,
+    Submit,
+    ToEngine,
+    decode_to_front_end,
+    encode,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class EngineClient:
+    """Submits requests and hands out their outputs; knows the engine's state.
+
+    Use as an asynchronous context manager, inside the event loop that uses it.
+    """
+
+    def __init__(self, to_engine: str, to_front_end: str, *, max_open: int = 4096) -> None:
+        """Args:
+        to_engine: ZeroMQ endpoint on which the engine receives.
+        to_front_end: ZeroMQ endpoint on which the engine sends.
+        max_open: most engine requests that may be open at a time.
+        """
+        self._endpoints = (to_engine, to_front_end)
+        self._max_open = max_open
+        self._batches: dict[str, Batch] = {}
+        self.phase = "starting"
+        """What the engine is doing until it is ready."""
+        self.ready: Ready | None = None
+        """The engine's announcement, once it serves."""
+        self.draining = False
+        """Whether the engine takes no new request."""
+        self.dead: str | None = None
+        """Why the engine is lost, once it is."""
+        self.stats: Stats | None = None
+        """The latest counters."""
+        self._changed = asyncio.Event()
+
+    async def __aenter__(self) -> EngineClient:
+        self._context = zmq.asyncio.Context()
+        self._push = zmq.Context(self._context).socket(zmq.PUSH)
+        self._pull = self._context.socket(zmq.PULL)
+        self._push.set(zmq.SNDHWM, 0)
+        self._pull.set(zmq.RCVHWM, 0)
+        self._push.connect(self._endpoints[0])
+        self._pull.connect(self._endpoints[1])
+        self._reader = asyncio.create_task(self._read())
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        self._reader.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._reader
+        # A last Goodbye may still be on its way, but a lost engine will never take it.
+        self._push.close(linger=0 if self.dead else 1000)
+        self._pull.close(linger=0)
+        self._context.term()
+
+    @property
+    def open_requests(self) -> int:
+        """Engine requests that have not ended."""
+        return len(self._batches)
+
+    def submit(self, submits: Sequence[Submit]) -> Batch:
+        """Start a group of engine requests, all or none.
+
+        Raises:
+            EngineDead: the engine is lost.
+            Unavailable: it has not started, is draining, or too many requests are open.
+        """
+        self.require_serving()
+        if len(self._batches) + len(submits) > self._max_open:
+            raise Unavailable(f"too many open requests: the limit is {self._max_open}")
+        batch = Batch([submit.request_id for submit in submits], self._closed)
+        for submit in submits:
+            assert submit.request_id not in self._batches, submit.request_id
+            self._batches[submit.request_id] = batch
+            self._send(submit)
+        return batch
+
+    def require_serving(self) -> Ready:
+        """The engine's announcement. Raises as `submit` does when it takes no request."""
+        if self.dead is not None:
+            raise EngineDead(self.dead)
+        if self.draining:
+            raise Unavailable("the server is shutting down", code="draining")
+        if self.ready is None:
+            raise Unavailable(f"the server is starting: {self.phase}", code="not_ready")
+        return self.ready
+
+    def engine_died(self, reason: str) -> None:
+        """Fail all open requests and refuse new ones."""
+        if self.dead is not None:
+            return
+        logger.error("engine lost: %s", reason)
+        self.dead = reason
+        for request_id, batch in list(self._batches.items()):
+            batch.deliver(Failed(request_id=request_id, code="engine_dead", message=reason))
+        self._changed.set()
+
+    def goodbye(self) -> None:
+        """Tell the engine that this front end leaves."""
+        self._send(Goodbye())
+
+    async def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Return once ``condition``, a function of this client's state, holds."""
+        while not condition():
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _send(self, message: ToEngine) -> None:
+        if self.dead is None:
+            self._push.send(encode(message), zmq.NOBLOCK)
+
+    def _closed(self, request_id: str, finished: bool | None) -> None:
+        del self._batches[request_id]
+        if finished is not None:
+            self._send(Abort(request_id=request_id, finished=finished))
+        self._changed.set()
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                self._handle(await self._pull.recv())
+        except Exception as error:
+            logger.exception("cannot go on reading from the engine")
+            self.engine_died(f"unreadable message from the engine: {type(error).__name__}")
+
+    def _handle(self, data: bytes) -> None:
+        message = decode_to_front_end(data)
+        if isinstance(message, Failed) and message.code == "engine_dead":
+            self.engine_died(message.message)
+            return
+        if isinstance(message, (Output, Failed)):
+            # Outputs of aborted requests may still be under way: they are dropped.
+            if (batch := self._batches.get(message.request_id)) is not None:
+                batch.deliver(message)
+            return
+        if isinstance(message, Phase):
+            self.phase = message.name
+        elif isinstance(message, Ready):
+            self.phase, self.ready = "ready", message
+        elif isinstance(message, Stats):
+            self.stats = message
+        elif isinstance(message, Draining):
+            self.draining = True
+        self._changed.set()

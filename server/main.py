@@ -1,0 +1,160 @@
+"""The front-end process: ``python -m server.main`` with settings as JSON on standard input.
+
+start: listen ─> load tokenizer ─> serve (503 until the engine is ready)
+end:   Draining and nothing open ─> Goodbye ─> answers read ─> exit 0
+       engine or parent lost ─> open streams get an error ─> exit 1
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import sys
+import threading
+from collections.abc import Generator
+from pathlib import Path
+
+import uvicorn
+
+from server.app import create_app
+from server.auth import ApiKeys
+from server.config import ServerConfig
+from server.engine_client import EngineClient
+from server.parent import ask_for_death_signal, ignore_stop_signals, parent_gone
+from server.settings import FrontEndSettings
+from tp_engine.text import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+_LOST_TIMEOUT_S = 1
+"""How long broken streams may take to reach their clients."""
+
+
+def run_front_end(settings: FrontEndSettings) -> int:
+    """Serve until the engine has drained or is lost; return the exit code.
+
+    Raises:
+        ValueError: a setting does not work: the port is taken, a file is missing or wrong.
+    """
+    ignore_stop_signals()
+    ask_for_death_signal()
+    with _listen(settings.host, settings.port) as listener:
+        logger.info("listening on %s port %d", *listener.getsockname()[:2])
+        _hide_torch()
+        tokenizer = Tokenizer.load(
+            Path(settings.model_directory), chat_template=_chat_template(settings)
+        )
+        config = ServerConfig(
+            api_keys=ApiKeys.from_file(Path(settings.api_key_file))
+            if settings.api_key_file is not None
+            else None,
+            max_body_bytes=settings.max_body_bytes,
+        )
+        return asyncio.run(_serve(settings, config, tokenizer, listener))
+
+
+async def _serve(
+    settings: FrontEndSettings, config: ServerConfig, tokenizer: Tokenizer, listener: socket.socket
+) -> int:
+    client = EngineClient(
+        settings.to_engine, settings.to_front_end, max_open=settings.max_open_requests
+    )
+    async with client:
+        server = _Server(_uvicorn_config(create_app(client, tokenizer, config), settings))
+        watches = [
+            asyncio.create_task(_watch_parent(client, settings.parent_pid)),
+            asyncio.create_task(_end_when_over(client, server)),
+        ]
+        await server.serve(sockets=[listener])
+        for watch in watches:
+            watch.cancel()
+        await asyncio.gather(*watches, return_exceptions=True)
+        client.goodbye()
+    return 0 if client.dead is None else 1
+
+
+async def _watch_parent(client: EngineClient, parent_pid: int) -> None:
+    await parent_gone(parent_pid)
+    client.engine_died("the engine process has ended")
+
+
+async def _end_when_over(client: EngineClient, server: uvicorn.Server) -> None:
+    await client.wait_for(
+        lambda: client.dead is not None or (client.draining and client.open_requests == 0)
+    )
+    if client.dead is not None:
+        server.config.timeout_graceful_shutdown = _LOST_TIMEOUT_S
+        _exit_after(_LOST_TIMEOUT_S + 2)
+    server.should_exit = True
+
+
+def _exit_after(seconds: float) -> None:
+    """End the process then, even if a worker thread or a destructor hangs."""
+    timer = threading.Timer(seconds, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Leave signals alone: rank 0 decides when to stop."""
+        yield
+
+
+def _uvicorn_config(app: object, settings: FrontEndSettings) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        loop="asyncio",
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=settings.access_log,
+        server_header=False,
+        timeout_keep_alive=settings.keep_alive_s,
+        timeout_graceful_shutdown=settings.close_timeout_s,
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise ValueError(f"cannot listen on host={host!r} port={port}: {error}") from error
+
+
+def _chat_template(settings: FrontEndSettings) -> str | None:
+    if settings.chat_template_file is None:
+        return None
+    try:
+        return Path(settings.chat_template_file).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"chat_template_file={settings.chat_template_file!r} cannot be read: {error}"
+        ) from error
+
+
+def _hide_torch() -> None:
+    """Keep transformers from importing torch: that takes seconds, for nothing here."""
+    os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"
+    sys.modules["torch"] = None  # type: ignore[assignment]
+
+
+def main() -> int:
+    """Entry point of the process."""
+    logging.basicConfig(level=logging.INFO, format="[http] %(message)s", stream=sys.stderr)
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    try:
+        return run_front_end(FrontEndSettings.from_json(sys.stdin.buffer.read()))
+    except ValueError as error:
+        logger.error("%s", error)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

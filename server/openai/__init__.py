@@ -1,0 +1,5 @@
+"""The OpenAI data plane: request fields, response shapes, routes."""
+
+from server.openai.routes import router
+
+__all__ = ["router"]

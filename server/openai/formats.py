@@ -1,0 +1,24 @@
+"""What the two APIs have in common in laying out answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from server.openai.generation import Delta
+from server.openai.shapes import Usage
+
+
+class Format(Protocol):
+    """Lays out the answers of one request."""
+
+    def whole(self, outputs: Sequence[Delta], usage: Usage) -> msgspec.Struct:
+        """The answer in one piece; ``outputs`` are whole, in index order."""
+
+    def chunks(self, delta: Delta, *, first: bool) -> list[msgspec.Struct]:
+        """Stream events for ``delta``; ``first`` of its index."""
+
+    def usage_chunk(self, usage: Usage) -> msgspec.Struct:
+        """The stream event that ends a stream whose client asked for usage."""

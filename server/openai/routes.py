@@ -1,0 +1,115 @@
+"""The routes of the data plane."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from server.connection import while_connected
+from server.errors import InvalidRequest
+from server.openai.body import read_fields
+from server.openai.chat import ChatFormat, chat_job
+from server.openai.completions import CompletionFormat, completion_job
+from server.openai.fields import ChatFields, CompletionFields, SamplingFields
+from server.openai.formats import Format
+from server.openai.generation import Delta, Generation, Job
+from server.openai.models import model_list, model_object
+from server.openai.sse import EventStream, events
+from server.services import services_of
+
+router = APIRouter(prefix="/v1")
+
+_completion_decoder = msgspec.json.Decoder(CompletionFields)
+_chat_decoder = msgspec.json.Decoder(ChatFields)
+
+
+@router.get("/models")
+async def models(request: Request) -> Response:
+    """List the base and the adapters."""
+    services = services_of(request)
+    return _json(model_list(services.client.require_serving(), services.started))
+
+
+@router.get("/models/{name:path}")
+async def model(request: Request, name: str) -> Response:
+    """Describe one model; names may contain slashes."""
+    services = services_of(request)
+    ready = services.client.require_serving()
+    return _json(model_object(name, ready, services.started))
+
+
+@router.post("/completions")
+async def completions(request: Request) -> Response:
+    """Continue prompts."""
+    services = services_of(request)
+    ready = services.client.require_serving()
+    fields = await read_fields(request, _completion_decoder)
+    usage = _wants_usage(fields)
+    job = await completion_job(fields, services.tokenizer, ready)
+    layout = CompletionFormat(fields, job, services.tokenizer, usage=usage)
+    return await _respond(request, job, layout, stream=bool(fields.stream), usage=usage)
+
+
+@router.post("/chat/completions")
+async def chat_completions(request: Request) -> Response:
+    """Answer a conversation."""
+    services = services_of(request)
+    ready = services.client.require_serving()
+    fields = await read_fields(request, _chat_decoder)
+    usage = _wants_usage(fields)
+    job = await chat_job(fields, services.tokenizer, ready)
+    layout = ChatFormat(job, services.tokenizer, usage=usage)
+    return await _respond(request, job, layout, stream=bool(fields.stream), usage=usage)
+
+
+def _wants_usage(fields: SamplingFields) -> bool:
+    if fields.stream_options is None:
+        return False
+    if not fields.stream:
+        raise InvalidRequest("stream_options needs stream=true", param="stream_options")
+    return bool(fields.stream_options.include_usage)
+
+
+async def _respond(
+    request: Request, job: Job, layout: Format, *, stream: bool, usage: bool
+) -> Response:
+    services = services_of(request)
+    generation = Generation(job, services.client, services.tokenizer, services.metrics)
+    try:
+        if not stream:
+            outputs = await while_connected(request.receive, _collect(generation))
+            return _json(layout.whole(outputs, generation.usage))
+        parts = events(generation, layout, usage=usage)
+        first = await while_connected(request.receive, _next(parts))
+    except BaseException:
+        generation.close()
+        raise
+    return EventStream(first, parts, generation.close)
+
+
+async def _next(parts: AsyncIterator[bytes]) -> bytes:
+    return await anext(parts)
+
+
+async def _collect(generation: Generation) -> Sequence[Delta]:
+    parts: dict[int, list[Delta]] = {}
+    async for delta in generation.deltas():
+        parts.setdefault(delta.index, []).append(delta)
+    return [_join(parts[index]) for index in sorted(parts)]
+
+
+def _join(deltas: Sequence[Delta]) -> Delta:
+    return Delta(
+        index=deltas[0].index,
+        text="".join(delta.text for delta in deltas),
+        pieces=tuple(piece for delta in deltas for piece in delta.pieces),
+        finish_reason=deltas[-1].finish_reason,
+        stop_reason=deltas[-1].stop_reason,
+    )
+
+
+def _json(body: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")
