@@ -19,9 +19,9 @@ from kernels.checks import check_attention, check_query_rows
 
 TILE = 4
 """Rows of an item."""
-SPLIT = 64
+SPLIT = 128
 """Keys of a split, rounded up to whole blocks."""
-_ITEMS = 64  # items in flight, which bounds the scratch memory
+_ITEMS = 32  # items in flight, which bounds the scratch memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -85,6 +85,7 @@ class StepBatches:
         self._numbers = np.array([item.number for item in self.items], dtype=np.int64)
         self._layers: dict[tuple[int, int], list[LayerGroup]] = {}
         self._groups: dict[bytes, list[RowGroup]] = {}
+        self._places: dict[tuple[int, int, torch.dtype], Tensor] = {}
 
     def groups(self, layer: int, num_sites: int) -> list[LayerGroup]:
         """Return the groups of a layer; items without a rank at any site are left out."""
@@ -92,6 +93,16 @@ class StepBatches:
         if key not in self._layers:
             self._layers[key] = self._read_layer(layer, num_sites)
         return self._layers[key]
+
+    def places(self, arena: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+        """Return the arena as overlapping rows [places, width], one at every unit."""
+        key = (arena.data_ptr(), width, dtype)
+        if key not in self._places:
+            size, unit = dtype.itemsize, ROW_ALIGNMENT // dtype.itemsize
+            elements = arena[: arena.numel() // size * size].view(dtype)
+            count = (elements.numel() - width) // unit + 1
+            self._places[key] = elements.as_strided((count, width), (unit, 1))
+        return self._places[key]
 
     def _read_layer(self, layer: int, num_sites: int) -> list[LayerGroup]:
         at = self._numbers[:, None] + 2 * (layer * num_sites + np.arange(num_sites))

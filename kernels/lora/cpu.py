@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.checks import check_expand, check_lora, check_segment_rows, check_sites
 from kernels.lora import LoraSegments
-from kernels.lora.batches import ROW_ALIGNMENT, LayerGroup, RowGroup, StepBatches
+from kernels.lora.batches import LayerGroup, RowGroup, StepBatches
 from kernels.scratch import SCRATCH
 
 
@@ -81,7 +81,7 @@ def shrink(
         group = placed.group
         units = _site_units(placed, sites, lanes)
         if units is not None:
-            a = _rank_rows(arena, units, x.shape[1], x.dtype)  # [I, R, K]
+            a = _rank_rows(arena, batches, units, x.shape[1], x.dtype)  # [I, R, K]
             rows = x[group.take].float().view(-1, group.count, x.shape[1])
             out = torch.bmm(rows, a.transpose(1, 2)).flatten(0, 1)  # [I * m, R]
             _scatter(h, out if group.keep is None else out[group.keep], group, sites)
@@ -110,7 +110,7 @@ def expand_(
             rank = group.ranks[site]
             if rank and width:
                 units = placed.units[group.columns(1, site)]
-                b = _rank_rows(arena, units, width, y.dtype)  # [I, r, N]
+                b = _rank_rows(arena, batches, units, width, y.dtype)  # [I, r, N]
                 delta = torch.bmm(scaled[i, :, :, :rank], b).flatten(0, 1)  # [I * m, N]
                 _add_rows(y[:, start : start + width], delta, group)
 
@@ -137,14 +137,12 @@ def _selector(sites: tuple[int, ...]) -> slice | list[int]:
     return slice(run.start, run.stop) if tuple(run) == sites else list(sites)
 
 
-def _rank_rows(arena: Tensor, units: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+def _rank_rows(
+    arena: Tensor, batches: StepBatches, units: Tensor, width: int, dtype: torch.dtype
+) -> Tensor:
     """Return float32 [I, R, width], the rank-rows at units [R, I]; valid until the next call."""
-    elements = arena[: arena.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
-    unit = ROW_ALIGNMENT // dtype.itemsize
-    places = (elements.numel() - width) // unit + 1
-    overlapping = elements.as_strided((places, width), (unit, 1), elements.storage_offset())
     rows = SCRATCH.take("rank-rows", units.numel(), width, dtype)
-    torch.index_select(overlapping, 0, units.view(-1), out=rows)
+    torch.index_select(batches.places(arena, width, dtype), 0, units.view(-1), out=rows)
     return rows.float().view(*units.shape, width).transpose(0, 1)
 
 
