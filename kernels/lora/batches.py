@@ -7,7 +7,8 @@ A group is one gather of rank-rows and one batched product, however many adapter
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -29,8 +30,6 @@ ROW_ALIGNMENT = 16
 class RowGroup:
     """Items of equal ranks. I items, m rows each (padded), R rank-rows of A an item in all."""
 
-    items: Words
-    """[I], indices of the items."""
     count: int
     """m."""
     take: slice | Tensor
@@ -41,13 +40,30 @@ class RowGroup:
     """The true rows of the step, in the order of `keep`."""
     ranks: tuple[int, ...]
     """The rank at each site of the layer."""
-    ramp: Words
-    """[2R, 1], the place of each rank-row among those of its site: R of A, then R of B."""
+    starts: tuple[int, ...]
+    """[S + 1], sums of the ranks before each site."""
+    items: Words
+    """[I], indices of the items."""
+    order: tuple[Words, Words, Words]
+    """(item, site, place among the site's 2r) of all rank-rows in the order of `LayerGroup`."""
+    runs: dict[object, list["Run"]] = field(default_factory=dict)
+    """What `site_runs` found."""
 
-    def columns(self, side: int, site: int) -> slice:
-        """Where a site's rank-rows of A (side 0) or B (side 1) lie among the 2R."""
-        start = side * sum(self.ranks) + sum(self.ranks[:site])
-        return slice(start, start + self.ranks[site])
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """Sites of an op whose B has one rank and one width, side by side: one product."""
+
+    sites: slice
+    """Their places in the op."""
+    rank: int
+    """r."""
+    start: int
+    """First column in y."""
+    width: int
+    """Columns of each site."""
+    columns: slice
+    """Their rank-rows in `LayerGroup.b`, as multiples of I."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,12 +77,14 @@ class Item:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerGroup:
-    """A group, and where its rank-rows lie in one layer."""
+    """A group, and where its rank-rows lie in one layer, in units of `ROW_ALIGNMENT` bytes."""
 
     group: RowGroup
     """The rows."""
-    units: Tensor
-    """int64 [2R, I], the start of each rank-row in units of `ROW_ALIGNMENT` bytes."""
+    a: Tensor
+    """int64 [R, I], rows of A, site after site."""
+    b: Tensor
+    """int64 [R * I], columns of B: by site, then by item."""
     scales: Tensor
     """float32 [S, I, 1, 1]."""
 
@@ -114,12 +132,14 @@ class StepBatches:
         return [self._locate(group, first, scales) for group in self._groups[key]]
 
     def _locate(self, group: RowGroup, first: Words, scales: NDArray[np.float64]) -> LayerGroup:
-        starts = first[group.items].repeat(group.ranks, axis=1).T  # [R, I]
-        words = self._words[np.concatenate((starts, starts)) + group.ramp]  # [2R, I]
+        item, site, place = group.order
+        units = torch.from_numpy(self._words[first[item, site] + place] // ROW_ALIGNMENT)
+        half, count = units.shape[0] // 2, len(group.items)
         scale = scales[group.items].T.astype(np.float32)
         return LayerGroup(
             group=group,
-            units=torch.from_numpy(np.ascontiguousarray(words // ROW_ALIGNMENT)),
+            a=units[:half].view(-1, count),
+            b=units[half:],
             scales=torch.from_numpy(scale)[:, :, None, None],
         )
 
@@ -155,16 +175,65 @@ class StepBatches:
         take = [item.start + min(i, item.count - 1) for item in items for i in range(count)]
         keep = [n * count + i for n, item in enumerate(items) for i in range(item.count)]
         return RowGroup(
-            items=np.array(members, dtype=np.int64),
             count=count,
             take=torch.tensor(take) if padded else _selector(take),
             keep=torch.tensor(keep) if padded else None,
             rows=_selector(rows),
             ranks=ranks,
-            ramp=np.concatenate(
-                [np.arange(r) for r in ranks] + [np.arange(r, 2 * r) for r in ranks]
-            )[:, None],
+            starts=tuple(accumulate(ranks, initial=0)),
+            items=np.array(members, dtype=np.int64),
+            order=_order(members, ranks),
         )
+
+
+def site_runs(
+    group: RowGroup, sites: tuple[int, ...], spans: tuple[tuple[int, int], ...]
+) -> list[Run]:
+    """Return the products of an expand; sites without a rank or a width are left out."""
+    if (sites, spans) not in group.runs:
+        runs: list[Run] = []
+        for i, (site, (start, width)) in enumerate(zip(sites, spans, strict=True)):
+            if group.ranks[site] and width:
+                columns = slice(group.starts[site], group.starts[site + 1])
+                _append_run(
+                    runs,
+                    Run(
+                        sites=slice(i, i + 1),
+                        rank=group.ranks[site],
+                        start=start,
+                        width=width,
+                        columns=columns,
+                    ),
+                )
+        group.runs[sites, spans] = runs
+    return group.runs[sites, spans]
+
+
+def _append_run(runs: list[Run], new: Run) -> None:
+    """Append a run of one site, or let the last run grow by it."""
+    last = runs[-1] if runs else None
+    if (
+        last is not None
+        and (last.rank, last.width) == (new.rank, new.width)
+        and last.sites.stop == new.sites.start
+        and last.columns.stop == new.columns.start
+        and last.start + (last.sites.stop - last.sites.start) * last.width == new.start
+    ):
+        runs[-1] = replace(
+            last,
+            sites=slice(last.sites.start, new.sites.stop),
+            columns=slice(last.columns.start, new.columns.stop),
+        )
+    else:
+        runs.append(new)
+
+
+def _order(members: list[int], ranks: tuple[int, ...]) -> tuple[Words, Words, Words]:
+    """The order of a group's rank-rows: A by row, then item; B by site, item, then column."""
+    a = [(item, s, i) for s, r in enumerate(ranks) for i in range(r) for item in members]
+    b = [(item, s, r + i) for s, r in enumerate(ranks) for item in members for i in range(r)]
+    item, site, place = np.array(a + b, dtype=np.int64).T
+    return item, site, place
 
 
 def _items(bounds: list[int], numbers: list[int], tile: int | None) -> Iterator[Item]:
@@ -182,4 +251,4 @@ def _selector(rows: list[int]) -> slice | Tensor:
     return torch.tensor(rows)
 
 
-__all__ = ["ROW_ALIGNMENT", "Item", "LayerGroup", "RowGroup", "StepBatches"]
+__all__ = ["ROW_ALIGNMENT", "Item", "LayerGroup", "RowGroup", "StepBatches", "site_runs"]

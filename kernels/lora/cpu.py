@@ -4,14 +4,12 @@ The arena is seen as overlapping rows [places, width], one at every multiple of 
 plain `index_select` collects rank-rows from anywhere, whatever the strides inside a page.
 """
 
-from itertools import pairwise
-
 import torch
 from torch import Tensor
 
 from kernels.checks import check_expand, check_lora, check_segment_rows, check_sites
 from kernels.lora import LoraSegments
-from kernels.lora.batches import LayerGroup, RowGroup, StepBatches
+from kernels.lora.batches import LayerGroup, RowGroup, StepBatches, site_runs
 from kernels.scratch import SCRATCH
 
 
@@ -74,17 +72,18 @@ def shrink(
 ) -> Tensor:
     """Compute `lora_shrink`; rank-rows of a product are padded to a multiple of `lanes`."""
     check_segment_rows("x", x.shape[0], batches.total)
+    width = x.shape[1]
+    placed = batches.groups(layer, num_sites) if width and segments.max_rank else []
+    parts = [
+        (each.group, _project(x, arena, batches, each, units))
+        for each in placed
+        if (units := _site_units(each, sites, lanes)) is not None
+    ]
+    if len(parts) == 1 and _covers(*parts[0], sites, x.shape[0], segments.max_rank):
+        return parts[0][1].view(x.shape[0], len(sites), -1).transpose(0, 1)
     h = torch.zeros(len(sites), x.shape[0], segments.max_rank)
-    if not x.shape[1] or not segments.max_rank:
-        return h
-    for placed in batches.groups(layer, num_sites):
-        group = placed.group
-        units = _site_units(placed, sites, lanes)
-        if units is not None:
-            a = _rank_rows(arena, batches, units, x.shape[1], x.dtype)  # [I, R, K]
-            rows = x[group.take].float().view(-1, group.count, x.shape[1])
-            out = torch.bmm(rows, a.transpose(1, 2)).flatten(0, 1)  # [I * m, R]
-            _scatter(h, out if group.keep is None else out[group.keep], group, sites)
+    for group, out in parts:
+        _scatter(h, out if group.keep is None else out[group.keep], group, sites)
     return h
 
 
@@ -103,16 +102,37 @@ def expand_(
     if not h.numel():
         return
     for placed in batches.groups(layer, num_sites):
-        group = placed.group
-        scaled = h[:, group.take].view(len(sites), -1, group.count, h.shape[2])
+        group, items = placed.group, len(placed.group.items)
+        scaled = h[:, group.take].view(len(sites), items, group.count, h.shape[2])
         scaled = scaled * placed.scales[_selector(sites)]  # [sites, I, m, max_rank]
-        for i, (site, (start, width)) in enumerate(zip(sites, spans, strict=True)):
-            rank = group.ranks[site]
-            if rank and width:
-                units = placed.units[group.columns(1, site)]
-                b = _rank_rows(arena, batches, units, width, y.dtype)  # [I, r, N]
-                delta = torch.bmm(scaled[i, :, :, :rank], b).flatten(0, 1)  # [I * m, N]
-                _add_rows(y[:, start : start + width], delta, group)
+        for run in site_runs(group, sites, spans):
+            count, rank, width = run.sites.stop - run.sites.start, run.rank, run.width
+            units = placed.b[run.columns.start * items : run.columns.stop * items]
+            b = _rank_rows(arena, batches, units, width, y.dtype).view(-1, rank, width)
+            left = scaled[run.sites, :, :, :rank].reshape(-1, group.count, rank)
+            delta = torch.bmm(left, b).view(count, -1, width).transpose(0, 1)  # [I * m, n, width]
+            target = y[:, run.start : run.start + count * width].view(-1, count, width)
+            _add_rows(target, delta, group)
+
+
+def _project(
+    x: Tensor, arena: Tensor, batches: StepBatches, placed: LayerGroup, units: Tensor
+) -> Tensor:
+    """Return float32 [I * m, R]: the group's rows times their rank-rows at units [R, I]."""
+    width, count = x.shape[1], placed.group.count
+    a = _rank_rows(arena, batches, units, width, x.dtype).view(*units.shape, width)
+    rows = x[placed.group.take].float().view(-1, count, width)
+    return torch.bmm(rows, a.permute(1, 2, 0)).flatten(0, 1)
+
+
+def _covers(group: RowGroup, out: Tensor, sites: tuple[int, ...], rows: int, max_rank: int) -> bool:
+    """Whether a product is all of h, but for the order of its dimensions."""
+    return (
+        group.keep is None
+        and group.rows == slice(0, rows)
+        and out.shape[1] == len(sites) * max_rank
+        and all(group.ranks[site] == max_rank for site in sites)
+    )
 
 
 def _site_units(placed: LayerGroup, sites: tuple[int, ...], lanes: int) -> Tensor | None:
@@ -120,11 +140,11 @@ def _site_units(placed: LayerGroup, sites: tuple[int, ...], lanes: int) -> Tenso
 
     The first is repeated until their number is a multiple of `lanes`.
     """
-    parts = [placed.group.columns(0, site) for site in sites]
-    if all(a.stop == b.start for a, b in pairwise(parts)):
-        units = placed.units[parts[0].start : parts[-1].stop]
+    starts = placed.group.starts
+    if isinstance(_selector(sites), slice):
+        units = placed.a[starts[sites[0]] : starts[sites[-1] + 1]] if sites else placed.a[:0]
     else:
-        units = torch.cat([placed.units[part] for part in parts])
+        units = torch.cat([placed.a[starts[site] : starts[site + 1]] for site in sites])
     if not units.shape[0]:
         return None
     extra = -units.shape[0] % lanes
@@ -140,10 +160,10 @@ def _selector(sites: tuple[int, ...]) -> slice | list[int]:
 def _rank_rows(
     arena: Tensor, batches: StepBatches, units: Tensor, width: int, dtype: torch.dtype
 ) -> Tensor:
-    """Return float32 [I, R, width], the rank-rows at units [R, I]; valid until the next call."""
+    """Return float32 [units, width], the rank-rows there; valid until the next call."""
     rows = SCRATCH.take("rank-rows", units.numel(), width, dtype)
     torch.index_select(batches.places(arena, width, dtype), 0, units.view(-1), out=rows)
-    return rows.float().view(*units.shape, width).transpose(0, 1)
+    return rows.float()
 
 
 def _scatter(h: Tensor, out: Tensor, group: RowGroup, sites: tuple[int, ...]) -> None:
