@@ -34,10 +34,10 @@ class Batch:
     def __init__(
         self, request_ids: Sequence[str], on_closed: Callable[[str, bool | None], None]
     ) -> None:
-        """Args:
-        request_ids: of the requests, in index order.
-        on_closed: called once per request with its id and None when the engine ended it, else
-            the ``finished`` flag of the `Abort` that is due.
+        """Wait for the outputs of ``request_ids``, given in index order.
+
+        ``on_closed`` is called once per request with its id, and with None when the engine ended
+        it, else with the ``finished`` flag of the `Abort` that is due.
         """
         self._index = {request_id: index for index, request_id in enumerate(request_ids)}
         self._ids = tuple(request_ids)

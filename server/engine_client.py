@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 
@@ -16,7 +17,7 @@ import zmq
 import zmq.asyncio
 
 from server.batch import Batch
-from server.errors import EngineDead, Unavailable
+from server.errors import EngineDead, InvalidRequest, Unavailable
 from tp_engine.messages import (
     Abort,
     Draining,
@@ -34,6 +35,9 @@ from tp_engine.messages import (
 
 logger = logging.getLogger(__name__)
 
+_BURST = 32
+"""Messages handled in a row at most."""
+
 
 class EngineClient:
     """Submits requests and hands out their outputs; knows the engine's state.
@@ -42,10 +46,12 @@ class EngineClient:
     """
 
     def __init__(self, to_engine: str, to_front_end: str, *, max_open: int = 4096) -> None:
-        """Args:
-        to_engine: ZeroMQ endpoint on which the engine receives.
-        to_front_end: ZeroMQ endpoint on which the engine sends.
-        max_open: most engine requests that may be open at a time.
+        """Prepare for an engine; nothing is connected yet.
+
+        Args:
+            to_engine: ZeroMQ endpoint on which the engine receives.
+            to_front_end: ZeroMQ endpoint on which the engine sends.
+            max_open: most engine requests that may be open at a time.
         """
         self._endpoints = (to_engine, to_front_end)
         self._max_open = max_open
@@ -93,8 +99,13 @@ class EngineClient:
         Raises:
             EngineDead: the engine is lost.
             Unavailable: it has not started, is draining, or too many requests are open.
+            InvalidRequest: the group alone is more than may be open.
         """
         self.require_serving()
+        if len(submits) > self._max_open:
+            raise InvalidRequest(
+                f"the request asks for {len(submits)} outputs: at most {self._max_open}", param="n"
+            )
         if len(self._batches) + len(submits) > self._max_open:
             raise Unavailable(f"too many open requests: the limit is {self._max_open}")
         batch = Batch([submit.request_id for submit in submits], self._closed)
@@ -146,8 +157,11 @@ class EngineClient:
 
     async def _read(self) -> None:
         try:
-            while True:
+            for number in itertools.count():
                 self._handle(await self._pull.recv())
+                # A receive that need not wait does not yield: let the streams have their turn.
+                if number % _BURST == 0:
+                    await asyncio.sleep(0)
         except Exception as error:
             logger.exception("cannot go on reading from the engine")
             self.engine_died(f"unreadable message from the engine: {type(error).__name__}")

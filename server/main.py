@@ -73,7 +73,19 @@ async def _serve(
             watch.cancel()
         await asyncio.gather(*watches, return_exceptions=True)
         client.goodbye()
-    return 0 if client.dead is None else 1
+    if client.dead is None:
+        return 0
+    _remove_sockets(settings)
+    return 1
+
+
+def _remove_sockets(settings: FrontEndSettings) -> None:
+    """Remove the sockets' files in place of an engine that ended without doing so."""
+    for endpoint in (settings.to_engine, settings.to_front_end):
+        path = Path(endpoint.removeprefix("ipc://"))
+        path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # not there any more, or not ours alone
+        path.parent.rmdir()
 
 
 async def _watch_parent(client: EngineClient, parent_pid: int) -> None:

@@ -25,6 +25,8 @@ MAX_TOP_LOGPROBS = 20
 async def chat_job(fields: ChatFields, tokenizer: Tokenizer, ready: Ready) -> Job:
     """What ``fields`` ask for. Raises `InvalidRequest`."""
     n = outputs_per_prompt(fields)
+    if fields.echo:
+        raise InvalidRequest("echo is not supported for chat", param="echo", code="unsupported")
     logprobs = _logprobs(fields)
     prompt = await chat_ids(fields, tokenizer, ready)
     name = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
@@ -39,6 +41,7 @@ async def chat_job(fields: ChatFields, tokenizer: Tokenizer, ready: Ready) -> Jo
         params=params,
         salt=fields.cache_salt or "",
         skip_special_tokens=fields.skip_special_tokens is not False,
+        continues=fields.continue_final_message or False,
     )
 
 

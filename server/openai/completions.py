@@ -42,6 +42,7 @@ async def completion_job(fields: CompletionFields, tokenizer: Tokenizer, ready: 
         params=params,
         salt=fields.cache_salt or "",
         skip_special_tokens=fields.skip_special_tokens is not False,
+        continues=True,
     )
 
 
@@ -59,7 +60,9 @@ class CompletionFormat:
         self._echoes: list[str] = []
         if fields.echo:
             self._echoes = [
-                prompt if isinstance(prompt, str) else tokenizer.decode(prompt)
+                prompt
+                if isinstance(prompt, str)
+                else tokenizer.decode(prompt, skip_special_tokens=job.skip_special_tokens)
                 for prompt in split_prompts(fields.prompt)
             ]
 

@@ -75,6 +75,7 @@ class ChatFields(SamplingFields, frozen=True, kw_only=True):
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
+    echo: bool | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None

@@ -35,6 +35,8 @@ class Job:
     params: SamplingParams
     salt: str
     skip_special_tokens: bool
+    continues: bool
+    """Whether outputs continue the prompt's text, rather than begin a text of their own."""
 
     def submits(self) -> list[Submit]:
         """The engine requests, in index order."""
@@ -78,6 +80,7 @@ class Generation:
                 stops=job.params.stop,
                 min_tokens=job.params.min_tokens,
                 skip_special_tokens=job.skip_special_tokens,
+                continues=job.continues,
             )
             for _ in submits
         ]

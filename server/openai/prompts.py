@@ -83,6 +83,7 @@ async def chat_ids(fields: ChatFields, tokenizer: Tokenizer, ready: Ready) -> li
             messages,
             add_generation_prompt=not carry_on if prompted is None else prompted,
             continue_final_message=carry_on,
+            add_special_tokens=fields.add_special_tokens or False,
             template_arguments=fields.chat_template_kwargs,
         )
     except ChatTemplateError as error:

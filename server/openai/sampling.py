@@ -62,6 +62,11 @@ def sampling_params(
         params.check_vocabulary(ready.vocab_size)
     except ParameterError as error:
         raise InvalidRequest(str(error), param=error.param) from error
+    if params.min_tokens > max_tokens:
+        raise InvalidRequest(
+            f"min_tokens={params.min_tokens} is not allowed: at most max_tokens={max_tokens}",
+            param="min_tokens",
+        )
     return params
 
 

@@ -120,6 +120,8 @@ async def test_the_number_of_open_requests_is_bounded(engine: FakeEngine) -> Non
             with pytest.raises(Unavailable, match="limit is 2"):
                 client.submit([submit("b"), submit("c")])
             assert client.open_requests == 1
+        with pytest.raises(InvalidRequest, match="3 outputs: at most 2"):
+            client.submit([submit("b"), submit("c"), submit("d")])
         with client.submit([submit("b"), submit("c")]):
             assert client.open_requests == 2
 

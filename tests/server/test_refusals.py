@@ -43,6 +43,7 @@ BAD_VALUES: list[tuple[str, Any]] = [
     ("max_tokens", 10**9),
     ("max_tokens", -5),
     ("min_tokens", -1),
+    ("min_tokens", 10**6),
     ("seed", 2**63),
     ("seed", "x"),
     ("stop", [""]),
@@ -63,6 +64,9 @@ BAD_VALUES: list[tuple[str, Any]] = [
     ("model", 5),
     ("model", None),
     ("cache_salt", 5),
+    ("cache_salt", "x" * 2000),
+    ("model", "x" * 2000),
+    ("stop_token_ids", [int("9" * 400)]),
 ]
 
 
@@ -141,6 +145,10 @@ async def test_unsupported_fields_that_ask_for_nothing_are_accepted(api: Api) ->
 async def test_echo_with_logprobs_is_refused(api: Api) -> None:
     found = error(await api.complete(prompt="a", echo=True, logprobs=1), 400)
     assert found["param"] == "echo"
+
+
+async def test_echo_in_chat_is_refused(api: Api) -> None:
+    assert error(await api.chat(echo=True), 400)["param"] == "echo"
 
 
 BAD_BODIES = [

@@ -30,7 +30,12 @@ async def test_exported_names() -> None:
         "FrontEndSettings",
         "ServerConfig",
         "create_app",
+        "start_front_end",
     }
+    for name in server.__all__:
+        assert getattr(server, name).__name__ == name
+    with pytest.raises(AttributeError, match="nothing"):
+        server.nothing  # noqa: B018 - the access is the test
 
 
 async def test_models_name_source_and_base(api: Api) -> None:

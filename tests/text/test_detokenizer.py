@@ -90,6 +90,16 @@ def test_special_tokens_are_skipped_or_shown(fallback_tokenizer: Tokenizer) -> N
     assert shown == "he<|end|> we"
 
 
+def test_a_continuing_text_keeps_its_leading_space(tokenizer: Tokenizer) -> None:
+    before, after = "he", " we went \U0001f600"
+    ids = tokenizer.encode(before + after, add_special_tokens=False)
+    rest = ids[len(tokenizer.encode(before, add_special_tokens=False)) :]
+    detokenizer = Detokenizer(tokenizer, continues=True)
+    parts = [detokenizer.push(token) for token in rest] + [detokenizer.flush()]
+    assert "".join(parts) == after
+    assert detokenizer.length == len(after)
+
+
 def test_work_per_token_does_not_grow(
     byte_level_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

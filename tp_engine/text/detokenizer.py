@@ -26,12 +26,23 @@ class Detokenizer:
     returned only for bytes that no later token can complete.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, continues: bool = False
+    ) -> None:
+        """Start a text.
+
+        Args:
+            skip_special_tokens: leave special tokens out.
+            continues: the text continues another one, so that a leading space counts; decoders
+                of the sentencepiece kind strip it where a text begins.
+        """
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
-        self._window: list[int] = []
-        self._sent = 0  # characters of the window's text
-        self._clean = 0  # tokens of the window up to which all text was sent
+        # Any text would do in place of the one before: only that there is one matters.
+        before = tokenizer.encode("a", add_special_tokens=False) if continues else []
+        self._window: list[int] = before
+        self._sent = len(self._text())  # characters of the window's text
+        self._clean = len(before)  # tokens of the window up to which all text was sent
         self._unfinished = 0  # tokens since anything was sent
         self.length = 0
         """Characters returned so far."""

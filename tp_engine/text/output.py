@@ -43,8 +43,12 @@ class OutputText:
         stops: Sequence[str] = (),
         min_tokens: int = 0,
         skip_special_tokens: bool = True,
+        continues: bool = False,
     ) -> None:
-        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
+        """See `Detokenizer` for ``skip_special_tokens`` and ``continues``."""
+        self._detokenizer = Detokenizer(
+            tokenizer, skip_special_tokens=skip_special_tokens, continues=continues
+        )
         self._stop = StopMatcher(stops)
         self._min_tokens = min_tokens
         self._pieces: deque[Piece] = deque()

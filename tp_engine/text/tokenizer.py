@@ -112,6 +112,7 @@ class Tokenizer:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        add_special_tokens: bool = False,
         template_arguments: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Ids of ``messages`` as the chat template lays them out.
@@ -120,6 +121,7 @@ class Tokenizer:
             messages: mappings with at least ``role`` and ``content``.
             add_generation_prompt: end with the header of an assistant turn.
             continue_final_message: leave the last message open instead.
+            add_special_tokens: put the tokenizer's own around what the template wrote.
             template_arguments: further variables for the template.
 
         Raises:
@@ -140,7 +142,7 @@ class Tokenizer:
             )
         except Exception as error:  # templates are foreign code: they can raise anything
             raise ChatTemplateError(f"chat template: {error}") from error
-        return self.encode(text, add_special_tokens=False)
+        return self.encode(text, add_special_tokens=add_special_tokens)
 
     def token_bytes(self, token: int) -> bytes:
         """Bytes that the id stands for, alone; empty for an id outside the vocabulary."""
