@@ -7,6 +7,7 @@ after the group's time limit.
 
 from __future__ import annotations
 
+import atexit
 import os
 from dataclasses import dataclass
 from datetime import timedelta
@@ -48,6 +49,7 @@ class Comm:
             return cls.alone(device)
         if not dist.is_initialized():
             dist.init_process_group("gloo", timeout=timedelta(minutes=30))
+            atexit.register(_leave)
         limit = timedelta(seconds=timeout)
         control = dist.new_group(backend="gloo", timeout=limit)
         return cls(
@@ -116,3 +118,9 @@ class Comm:
         parts = list(torch.empty((self.world, *x.shape), dtype=x.dtype, device=x.device))
         dist.all_gather(parts, x.contiguous(), group=self.device_group)
         return parts
+
+
+def _leave() -> None:
+    """A group's threads that still run when the interpreter ends would abort the process."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
