@@ -1,7 +1,6 @@
 """The demo's server: started through torchrun, waited for, and stopped with all it started."""
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -21,7 +20,7 @@ HOST = "127.0.0.1"
 PREFERRED_PORT = 8000
 READY_TIMEOUT_S = 900.0
 POLL_S = 0.25
-# torchrun kills its workers 30 s after it was asked to stop.
+# More than the server gives its open requests to end in.
 STOP_TIMEOUT_S = 45.0
 DEFAULT_CPU_RANKS = 2
 
@@ -90,17 +89,23 @@ class Service:
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Ask the server to stop and wait for all of its processes; kill and raise on stragglers.
 
-        torchrun ends with 1 when it is asked to stop, so its exit code says nothing.
+        The signal goes to the ranks: rank 0 drains and takes the others along, and torchrun ends
+        as they do. Sent to torchrun itself, it would end in a traceback.
         """
         if self._process.poll() is not None:
             return
-        leader = psutil.Process(self._process.pid)
-        family = [leader, *leader.children(recursive=True)]
-        self._process.send_signal(signal.SIGTERM)
-        alive = _outliving(family, timeout_s)
-        for process in alive:
+        torchrun = psutil.Process(self._process.pid)
+        family = [torchrun, *torchrun.children(recursive=True)]
+        for process in torchrun.children() or [torchrun]:
             with suppress(psutil.NoSuchProcess):
-                process.kill()
+                process.terminate()
+        alive = family
+        try:
+            alive = _outliving(family, timeout_s)
+        finally:  # a second Ctrl-C ends the wait, and leaves nothing behind either
+            for process in alive:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
         self._process.wait()
         if alive:
             raise ServiceError(f"had to kill {len(alive)} processes that did not stop: {alive}")

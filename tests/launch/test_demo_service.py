@@ -16,6 +16,12 @@ from launch.demo.batch import ask_all
 from launch.demo.service import HOST, Service, ServiceError, choose_port, serve_command
 
 FAKE_SERVER = Path(__file__).parent / "demo_fake_server.py"
+# As under torchrun, the process that was started only waits for the one that serves.
+LAUNCHER = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, *sys.argv[1:]]))"
+
+
+def fake_server(port: int, *options: str) -> list[str]:
+    return [sys.executable, "-c", LAUNCHER, str(FAKE_SERVER), str(port), *options]
 
 
 @pytest.fixture
@@ -28,16 +34,16 @@ def port() -> int:
 
 @pytest.fixture
 def url(port: int) -> Iterator[str]:
-    with Service([sys.executable, str(FAKE_SERVER), str(port)], port) as service:
+    with Service(fake_server(port), port) as service:
         service.wait_ready(30.0)
         yield service.url
 
 
 def test_readiness_is_waited_for_and_stopping_takes_the_children_along(port: int) -> None:
-    with Service([sys.executable, str(FAKE_SERVER), str(port), "--child"], port) as service:
+    with Service(fake_server(port, "--child"), port) as service:
         service.wait_ready(30.0)
         family = psutil.Process(service._process.pid).children(recursive=True)
-        assert family
+        assert len(family) == 2
     assert not any(process.is_running() for process in family)
 
 
@@ -54,9 +60,9 @@ def test_a_server_that_never_gets_ready_ends_the_wait(port: int) -> None:
 
 
 def test_a_process_that_ignores_the_signal_is_killed_and_reported(port: int) -> None:
-    service = Service([sys.executable, str(FAKE_SERVER), str(port), "--stubborn"], port)
+    service = Service(fake_server(port, "--stubborn"), port)
     service.wait_ready(30.0)
-    with pytest.raises(ServiceError, match="had to kill 1"):
+    with pytest.raises(ServiceError, match="had to kill 2"):
         service.stop(timeout_s=0.5)
     assert not psutil.pid_exists(service._process.pid)
 
@@ -104,10 +110,10 @@ def test_the_command_names_every_adapter() -> None:
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_stopping_the_driver_stops_the_server(port: int, stop: signal.Signals) -> None:
     code = (
-        "import signal, sys, time\n"
+        "import signal\n"
         "from launch.demo.service import Service\n"
         "signal.signal(signal.SIGTERM, signal.default_int_handler)\n"
-        f"with Service([sys.executable, {str(FAKE_SERVER)!r}, '{port}'], {port}) as service:\n"
+        f"with Service({fake_server(port)!r}, {port}) as service:\n"
         "    service.wait_ready(30.0)\n"
         "    print(service._process.pid, flush=True)\n"
         "    service.wait()\n"
