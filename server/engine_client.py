@@ -120,7 +120,7 @@ class EngineClient:
         if self.dead is not None:
             raise EngineDead(self.dead)
         if self.draining:
-            raise Unavailable("the server is shutting down", code="draining")
+            raise Unavailable("the server is shutting down", code="shutting_down")
         if self.ready is None:
             raise Unavailable(f"the server is starting: {self.phase}", code="not_ready")
         return self.ready

@@ -118,14 +118,18 @@ class EngineDead(ApiError):
 
 
 def failure(code: str, message: str, param: str | None) -> ApiError:
-    """The error for a refusal by the engine, by its ``code``."""
+    """The error for what the engine reports in `Failed`, by its ``code``."""
     if code == "model_not_found":
         return UnknownModel(message, param=param or "model")
     if code == "invalid_request":
         return InvalidRequest(message, param=param)
-    if code == "overloaded":
-        return Unavailable(message)
-    return EngineDead(message, code=code)
+    if code == "context_length_exceeded":
+        return InvalidRequest(message, param=param, code=code)
+    if code in ("overloaded", "shutting_down"):
+        return Unavailable(message, code=code)
+    if code == "engine_dead":
+        return EngineDead(message)
+    return ApiError(message, param=param, code=code)
 
 
 def install_handlers(app: FastAPI) -> None:

@@ -36,7 +36,7 @@ class FrontEndSettings:
     close_timeout_s: int = 5
     """After draining, how long clients may take to read the rest of their answers."""
     access_log: bool = False
-    """Whether to log a line a response: address, method, path and status."""
+    """Whether to log a line a response: address, method, path with query, status."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 
 import msgspec
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -56,7 +58,9 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await while_connected(receive, self._send(send))
+            # A client that leaves is none of the framework's errors.
+            with suppress(ClientDisconnect):
+                await while_connected(receive, self._send(send))
         finally:
             self._close()
 

@@ -125,20 +125,23 @@ async def test_a_lost_engine_ends_open_streams_with_an_error(
     await leave(waiting)
 
 
-async def test_health_answers_while_long_bodies_are_refused(port: int) -> None:
+@pytest.mark.parametrize("headers", [{"content-length": str(64 * 2**20)}, {}])
+async def test_health_answers_while_long_bodies_are_refused(
+    port: int, headers: dict[str, str]
+) -> None:
     async def content() -> AsyncIterator[bytes]:
         for _ in range(64):
             yield b"x" * 2**20
 
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as http:
-        headers = {"content-length": str(64 * 2**20)}
         upload = asyncio.create_task(
             http.post("/v1/completions", content=content(), headers=headers)
         )
         for _ in range(10):
             async with asyncio.timeout(1):
                 assert (await http.get("/health")).status_code == 200
-        assert (await upload).status_code == 413
+        answer = await upload
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
 
 
 async def test_health_answers_while_long_text_is_tokenised(port: int) -> None:

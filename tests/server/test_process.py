@@ -16,8 +16,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from server import FrontEndSettings
+from server.main import _uvicorn_config
 from server.process import start_front_end
 from tests.server.fake_engine import FakeEngine
 from tp_engine.messages import Draining, Phase
@@ -172,6 +174,12 @@ async def test_a_missing_template_is_a_clear_error(
 async def test_settings_are_checked(settings: FrontEndSettings, field: str, value: int) -> None:
     with pytest.raises(ValueError, match=f"{field}={value}"):
         dataclasses.replace(settings, **{field: value})
+
+
+async def test_idle_connections_outlive_a_proxy_s_unless_told(settings: FrontEndSettings) -> None:
+    assert settings.keep_alive_s > 60
+    config = _uvicorn_config(FastAPI(), dataclasses.replace(settings, keep_alive_s=7))
+    assert config.timeout_keep_alive == 7
 
 
 async def test_settings_survive_the_way_to_the_process(settings: FrontEndSettings) -> None:

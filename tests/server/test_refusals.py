@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
+from server.errors import failure
 from tests.server.conftest import Api
 from tests.server.fake_engine import FakeEngine
 from tests.server.sse import error
@@ -197,6 +198,25 @@ async def test_full_queue_is_a_503_worth_a_retry(api: Api) -> None:
         response = await api.complete(prompt=[0], stream=stream)
         assert error(response, 503)["code"] == "overloaded"
         assert response.headers["retry-after"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "shown"),
+    [
+        ("model_not_found", 404, "model_not_found"),
+        ("invalid_request", 400, None),
+        ("context_length_exceeded", 400, "context_length_exceeded"),
+        ("overloaded", 503, "overloaded"),
+        ("shutting_down", 503, "shutting_down"),
+        ("engine_dead", 503, "engine_dead"),
+        ("numerical_error", 500, "numerical_error"),
+    ],
+)
+async def test_reports_of_the_engine_have_their_status(
+    code: str, status: int, shown: str | None
+) -> None:
+    found = failure(code, "why", None)
+    assert (found.status, found.code, found.message) == (status, shown, "why")
 
 
 async def test_one_refused_output_aborts_its_siblings(api: Api, engine: FakeEngine) -> None:

@@ -80,8 +80,8 @@ async def test_draining_refuses_new_requests_and_finishes_open_ones(
         await asyncio.sleep(0.005)
     await engine.send(Draining())
     await client.wait_for(lambda: client.draining)
-    assert error(await api.http.get("/ready"), 503)["code"] == "draining"
-    assert error(await api.complete(prompt="a"), 503)["code"] == "draining"
+    assert error(await api.http.get("/ready"), 503)["code"] == "shutting_down"
+    assert error(await api.complete(prompt="a"), 503)["code"] == "shutting_down"
     assert (await api.http.get("/health")).status_code == 200
     engine.gate.set()
     assert (await open_one).json()["choices"][0]["text"] == "aaa"
