@@ -6,6 +6,7 @@ plain `index_select` collects rank-rows from anywhere, whatever the strides insi
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from kernels.checks import check_expand, check_lora, check_segment_rows, check_sites
 from kernels.lora import LoraSegments
@@ -96,8 +97,9 @@ def expand_(
     sites: tuple[int, ...],
     num_sites: int,
     spans: tuple[tuple[int, int], ...],
+    lanes: int = 1,
 ) -> None:
-    """Compute `lora_expand_`."""
+    """Compute `lora_expand_`; a product has at least `lanes` columns."""
     check_segment_rows("y", y.shape[0], batches.total)
     if not h.numel():
         return
@@ -110,7 +112,10 @@ def expand_(
             units = placed.b[run.columns.start * items : run.columns.stop * items]
             b = _rank_rows(arena, batches, units, width, y.dtype).view(-1, rank, width)
             left = scaled[run.sites, :, :, :rank].reshape(-1, group.count, rank)
-            delta = torch.bmm(left, b).view(count, -1, width).transpose(0, 1)  # [I * m, n, width]
+            if width < lanes:
+                b = pad(b, (0, lanes - width))
+            delta = torch.bmm(left, b)[..., :width].reshape(count, -1, width)
+            delta = delta.transpose(0, 1)  # [I * m, n, width]
             target = y[:, run.start : run.start + count * width].view(-1, count, width)
             _add_rows(target, delta, group)
 

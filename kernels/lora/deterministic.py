@@ -48,7 +48,7 @@ def lora_expand_(
     check_sites(sites, num_sites)
     check_expand(y, h, segments, sites, spans)
     batches = step_batches(segments, descriptors, ROWS)
-    expand_(y, h, arena, batches, layer, sites, num_sites, spans)
+    expand_(y, h, arena, batches, layer, sites, num_sites, spans, _LANES)
 
 
 __all__ = ["lora_expand_", "lora_shrink"]

@@ -134,6 +134,30 @@ def test_lora(deterministic: Ops, adapters: Arena, adapter: int) -> None:
         assert bits(got[at]) == bits(alone[0]), (counts, who, at)
 
 
+@pytest.mark.parametrize("rank", [1, 2, 5, 12])
+@pytest.mark.parametrize(("width", "out"), [(1, 1), (100, 5), (577, 7), (288, 17), (1000, 33)])
+def test_lora_of_odd_sizes(deterministic: Ops, rank: int, width: int, out: int) -> None:
+    shape = Shape(layers=1, inputs=(width,), outputs=(out,))
+    arena = place(shape, [uniform(shape, rank), uniform(shape, 4)], scattered=True)
+    row, base, seen = torch.randn(width), torch.randn(out), set()
+    batches: list[tuple[list[int], list[int | None], int]] = [
+        ([1], [0], 0),
+        ([5], [0], 3),
+        ([3, 2], [1, 0], 4),
+        ([1] * 9, [0] * 9, 7),
+        ([20, 1], [0, 1], 11),
+    ]
+    for counts, who, at in batches:
+        x, y = surroundings(row, sum(counts), at), surroundings(base, sum(counts), at)
+        memory = (arena.data, arena.descriptors, arena.segments(counts, who))
+        h = deterministic.lora_shrink(x, *memory, layer=0, sites=(0,), num_sites=1)
+        deterministic.lora_expand_(
+            y, h, *memory, layer=0, sites=(0,), num_sites=1, spans=((0, out),)
+        )
+        seen.add(bits(y[at]))
+    assert len(seen) == 1
+
+
 @pytest.mark.parametrize(
     ("kv_heads", "group", "dim", "block"),
     [(3, 3, 64, 16), (1, 1, 16, 16), (2, 7, 128, 16), (1, 4, 80, 24), (1, 8, 256, 128)],
