@@ -146,6 +146,33 @@ def _state(pid: int) -> str:
         return "Z"
 
 
+async def test_logs_hold_neither_keys_nor_prompts(
+    settings: FrontEndSettings,
+    engine: FakeEngine,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("hush-hush\n", "utf-8")
+    settings = dataclasses.replace(settings, api_key_file=str(keys), access_log=True)
+    async with running(settings) as process, client_of(settings) as http:
+        await healthy(http)
+        await engine.announce()
+        while (await http.get("/ready")).status_code != 200:
+            await asyncio.sleep(0.02)
+        for key, status in (("hush-hush", 200), ("hush-what", 401)):
+            headers = {"authorization": f"Bearer {key}"}
+            body = {"model": "base", "prompt": "my affairs", "max_tokens": 5}
+            answer = await http.post("/v1/completions", json=body, headers=headers)
+            assert answer.status_code == status
+        await engine.send(Draining())
+        assert await exit_code(process) == 0
+    log = capfd.readouterr().err
+    assert '"POST /v1/completions HTTP/1.1" 200' in log
+    assert '"POST /v1/completions HTTP/1.1" 401' in log
+    assert "hush" not in log and "affairs" not in log
+
+
 async def test_a_taken_port_is_a_clear_error(
     settings: FrontEndSettings, capfd: pytest.CaptureFixture[str]
 ) -> None:

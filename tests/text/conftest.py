@@ -1,9 +1,8 @@
 """Tokenizers to detokenise with."""
 
-from pathlib import Path
-
 import pytest
 
+from launch.demo.cache import cache_root
 from tests.text.tiny_tokenizers import byte_fallback, byte_level
 from tp_engine.text import Tokenizer
 
@@ -21,7 +20,7 @@ def fallback_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 @pytest.fixture(scope="session")
 def demo_tokenizer() -> Tokenizer:
     """The demo model's own tokenizer; skips where the demo was never set up."""
-    directory = Path.home() / ".cache" / "tp-engine" / "smollm2-135m-instruct"
+    directory = cache_root() / "smollm2-135m-instruct"
     if not (directory / "tokenizer.json").is_file():
         pytest.skip("the demo model is not in the cache")
     return Tokenizer.load(directory)

@@ -16,7 +16,7 @@ _REPLACEMENT = "\ufffd"
 _LONGEST_TAIL = 3
 """An unfinished UTF-8 character has at most this many bytes, hence tokens."""
 _WINDOW = 8
-"""Tokens kept as context when the window is cut."""
+"""A longer window is cut where all is sent; where nothing ever is, this many tokens are kept."""
 
 
 class Detokenizer:
