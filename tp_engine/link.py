@@ -6,6 +6,7 @@ end starts. Sending never waits: a front end that does not read for long is take
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections import deque
@@ -18,6 +19,7 @@ from tp_engine.messages import Message, ToEngine, decode_to_engine, encode
 
 MAX_UNSENT = 100_000
 """Messages that may wait for the front end."""
+_LONGEST_NAME = "to-front-end"
 
 
 class FrontEndGone(RuntimeError):
@@ -28,7 +30,7 @@ class FrontEndLink:
     """Typed messages to and from the front end."""
 
     def __init__(self) -> None:
-        self._directory = Path(tempfile.mkdtemp(prefix="tp-engine-"))  # made with mode 0700
+        self._directory = _private_directory()
         self.to_engine = f"ipc://{self._directory}/to-engine"
         self.to_front_end = f"ipc://{self._directory}/to-front-end"
         self._context = zmq.Context()
@@ -70,9 +72,22 @@ class FrontEndLink:
                     break
         return messages
 
-    def close(self, linger: float) -> None:
-        """Wait at most ``linger`` seconds for unread messages, then remove the sockets."""
-        self._push.close(linger=int(linger * 1000))
+    def close(self) -> None:
+        """Drop what nobody has read, and remove the sockets."""
+        self._push.close(linger=0)
         self._pull.close(linger=0)
         self._context.term()
+        self.remove_files()
+
+    def remove_files(self) -> None:
+        """Remove the sockets' files, from any thread; nobody can connect any more."""
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _private_directory() -> Path:
+    """A new directory for this user alone, with a path that leaves room for a socket's name."""
+    parent = tempfile.gettempdir()
+    name = Path(parent, "tp-engine-xxxxxxxx", _LONGEST_NAME)
+    if len(os.fsencode(name)) > zmq.IPC_PATH_MAX_LEN:
+        parent = "/tmp"
+    return Path(tempfile.mkdtemp(prefix="tp-engine-", dir=parent))  # made with mode 0700

@@ -12,6 +12,7 @@ import math
 import os
 import secrets
 import selectors
+import signal
 import socket
 import struct
 import threading
@@ -24,22 +25,23 @@ from tp_engine.comm import Comm
 log = logging.getLogger(__name__)
 
 BEAT_SECONDS = 0.5
+GREETING_SECONDS = 2.0
 _HELLO = struct.Struct("<qq")
 
 
 class Watchdog:
     """Ends the process when its main thread stands still, or when torchrun is gone."""
 
-    def __init__(self, rank: int, die: Callable[[str], None], *, torchrun: bool) -> None:
+    def __init__(self, rank: int, die: Callable[[str], None], *, torchrun: int | None) -> None:
         """Begin to watch, at first without a limit: loading takes what it takes.
 
         Args:
             die: called once, from a thread, with the reason in words; must not return.
-            torchrun: the parent is torchrun, without which no rank may stay.
+            torchrun: the process without which no rank may stay, if torchrun started this one.
         """
         self._rank = rank
         self._die = die
-        self._parent = os.getppid() if torchrun else None
+        self._parent = torchrun
         self._limit = math.inf
         self._last = time.monotonic()
         threading.Thread(target=self._run, name="watchdog", daemon=True).start()
@@ -80,20 +82,25 @@ class Liveness:
         self._reason: str | None = None
         self._known = threading.Event()
         self._peers: dict[socket.socket, int] = {}
+        self._siblings: dict[int, int] = {}
+        self._thread = threading.Thread(target=self._run, name="liveness", daemon=True)
         if comm.world > 1:
             self._connect()
+            self._thread.start()
 
     def reason(self, wait: float) -> str | None:
         """Why the service must end, if a peer is gone; waits so long for that to show."""
-        self._known.wait(wait)
+        if self._peers:
+            self._known.wait(wait)
         return self._reason
 
     def close(self) -> None:
         """Peers may leave from now on; rank 0 calls it before it says so, the others after."""
         self._closing = True
-        if self._comm.rank != 0:
-            for peer in self._peers:
-                peer.close()
+        if self._comm.rank != 0 and self._peers:
+            self._thread.join()
+            for connection in self._peers:
+                connection.close()
 
     def wait_for_peers(self, timeout: float) -> None:
         """Rank 0, last of all: stay until every peer has left, so that none misses the word."""
@@ -104,33 +111,44 @@ class Liveness:
                     pass
 
     def _connect(self) -> None:
-        listener = socket.create_server(("", 0)) if self._comm.rank == 0 else None
+        listener = _listen() if self._comm.rank == 0 else None
         port = listener.getsockname()[1] if listener else 0
         secret = secrets.randbits(62) if listener else 0
-        port, secret = self._comm.gather_numbers([port, secret])[0]
+        mine = [port, secret, int(os.environ.get("GROUP_RANK", "-1")), os.getpid()]
+        everyone = self._comm.gather_numbers(mine)
+        port, secret = everyone[0][:2]
+        self._siblings = {
+            rank: pid
+            for rank, (_, _, group, pid) in enumerate(everyone)
+            if group == mine[2] and group >= 0
+        }
         if listener is not None:
-            while len(self._peers) < self._comm.world - 1:
-                self._accept(listener, secret)
-            listener.close()
+            with listener:
+                self._accept_all(listener, secret)
         else:
-            host = os.environ["MASTER_ADDR"]
-            peer = socket.create_connection((host, port), timeout=self._timeout)
+            address = os.environ["MASTER_ADDR"], port
+            peer = socket.create_connection(address, timeout=self._timeout)
             peer.sendall(_HELLO.pack(secret, self._comm.rank))
             self._peers[peer] = 0
         for peer in self._peers:
             peer.setblocking(False)
-        threading.Thread(target=self._run, name="liveness", daemon=True).start()
 
-    def _accept(self, listener: socket.socket, secret: int) -> None:
-        listener.settimeout(self._timeout)
-        peer, address = listener.accept()
-        peer.settimeout(self._timeout)
-        given, rank = _HELLO.unpack(peer.recv(_HELLO.size, socket.MSG_WAITALL))
-        if given != secret:
-            log.warning("refused a liveness connection from %s: wrong secret", address)
-            peer.close()
-            return
-        self._peers[peer] = rank
+    def _accept_all(self, listener: socket.socket, secret: int) -> None:
+        deadline = time.monotonic() + self._timeout
+        while missing := set(range(1, self._comm.world)) - set(self._peers.values()):
+            try:
+                listener.settimeout(max(0.0, deadline - time.monotonic()))
+                peer, address = listener.accept()
+            except (TimeoutError, BlockingIOError):
+                raise RuntimeError(
+                    f"ranks {sorted(missing)} did not connect to rank 0 within {self._timeout:g} s"
+                ) from None
+            rank = _greeted(peer, secret)
+            if rank in missing:
+                self._peers[peer] = rank
+            else:
+                log.warning("refused a connection from %s: it is not from a rank", address)
+                peer.close()
 
     def _run(self) -> None:
         selector = selectors.DefaultSelector()
@@ -143,15 +161,23 @@ class Liveness:
                 next_beat = time.monotonic() + BEAT_SECONDS
                 self._beat()
             for key, _ in selector.select(BEAT_SECONDS / 2):
-                peer = key.fileobj
-                assert isinstance(peer, socket.socket)
-                if not self._hear(peer):
-                    return self._report(f"rank {self._peers[peer]} is gone")
-                heard[peer] = time.monotonic()
+                speaker = key.fileobj
+                assert isinstance(speaker, socket.socket)
+                if not self._hear(speaker):
+                    return self._report(f"rank {self._peers[speaker]} is gone")
+                heard[speaker] = time.monotonic()
             silent = min(heard, key=heard.__getitem__)
             quiet = time.monotonic() - heard[silent]
             if quiet > self._timeout:
-                return self._report(f"rank {self._peers[silent]} was silent for {quiet:.1f} s")
+                return self._end_silent(self._peers[silent], quiet)
+
+    def _end_silent(self, rank: int, quiet: float) -> None:
+        """Report a rank that hangs or is stopped, and do not leave it to torchrun, which would
+        wait 30 s for it. Its connection is open, so that its process id is still its own."""
+        if rank in self._siblings and not self._closing:
+            with suppress(ProcessLookupError):
+                os.kill(self._siblings[rank], signal.SIGKILL)
+        self._report(f"rank {rank} was silent for {quiet:.1f} s")
 
     def _hear(self, peer: socket.socket) -> bool:
         try:
@@ -172,3 +198,19 @@ class Liveness:
         self._reason = reason
         self._known.set()
         self._die(reason)
+
+
+def _listen() -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", 0))
+
+
+def _greeted(peer: socket.socket, secret: int) -> int | None:
+    """The rank at the other end of a new connection, if it is one."""
+    peer.settimeout(GREETING_SECONDS)
+    with suppress(OSError):  # gone, or waits for something else to be said
+        hello = peer.recv(_HELLO.size, socket.MSG_WAITALL)
+        if len(hello) == _HELLO.size and _HELLO.unpack(hello)[0] == secret:
+            return int(_HELLO.unpack(hello)[1])
+    return None

@@ -64,6 +64,7 @@ class Service:
         """Serve and drain; the other ranks still follow."""
         last_plan = last_stats = last_line = time.monotonic()
         drain_until: float | None = None
+        worked = False
         while True:
             self._progress()
             busy = bool(self._engine.requests)
@@ -78,13 +79,14 @@ class Service:
             now = time.monotonic()
             if self._engine.requests:
                 self._link.send(self._engine.step())
-                last_plan = now
+                last_plan, worked = now, True
             elif now - last_plan > self._options.heartbeat:
                 self._engine.control(PlanKind.HEARTBEAT)
                 last_plan = now
-            if now - last_stats > STATS_SECONDS:
+            went_idle = worked and not self._engine.requests
+            if went_idle or now - last_stats > STATS_SECONDS:
                 self._link.send([self._engine.stats()])
-                last_stats = now
+                last_stats, worked = now, worked and not went_idle
             if 0 < self._options.throughput_line < now - last_line:
                 self._log_throughput(now - last_line)
                 last_line = now

@@ -15,6 +15,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """torchrun passes all of these on to every rank."""
 SAME_PRESS_SECONDS = 0.5
 """A terminal and torchrun may both deliver one Ctrl-C."""
+LAST_WORDS_SECONDS = 2.0
+"""For the log to take the reason of an end; nobody may be reading it."""
 
 _ending = threading.Lock()
 
@@ -22,6 +24,9 @@ _ending = threading.Lock()
 def end_now(reason: str, code: int = 1) -> None:
     """End this process at once, from any thread, even while the main one is in a collective."""
     if _ending.acquire(blocking=False):
+        timer = threading.Timer(LAST_WORDS_SECONDS, os._exit, (code,))
+        timer.daemon = True
+        timer.start()
         log.critical("the service ends: %s", reason)
         logging.shutdown()
         os._exit(code)
@@ -34,18 +39,21 @@ def serving_signals(handle: Callable[[int], None]) -> None:
 
 
 class StopRequest:
-    """Whether a stop was asked for; a second Ctrl-C quits at once."""
+    """Whether a stop was asked for; a second Ctrl-C quits at once.
+
+    torchrun answers its second Ctrl-C with SIGTERM to the ranks, so that any signal counts as one
+    once there was a first.
+    """
 
     def __init__(self) -> None:
         self.asked = False
-        self._interrupted = 0.0
+        self._interrupted: float | None = None
 
     def handle(self, number: int) -> None:
         """Take note of a stop signal."""
         self.asked = True
-        if number != signal.SIGINT:
-            return
         now = time.monotonic()
-        if self._interrupted and now - self._interrupted > SAME_PRESS_SECONDS:
-            end_now("interrupted twice", code=128 + number)
-        self._interrupted = now
+        if self._interrupted is None:
+            self._interrupted = now if number == signal.SIGINT else None
+        elif now - self._interrupted > SAME_PRESS_SECONDS:
+            end_now("interrupted twice", code=128 + signal.SIGINT)

@@ -7,6 +7,8 @@ import math
 import os
 import subprocess
 import threading
+import time
+from contextlib import suppress
 from dataclasses import replace
 
 from launch.options import Options, resolved
@@ -19,10 +21,10 @@ from sharding import cut_table
 from tp_engine.adapters import AdapterRegistry
 from tp_engine.engine import Engine
 from tp_engine.hub import download_model
-from tp_engine.link import FrontEndLink
+from tp_engine.link import FrontEndGone, FrontEndLink
 from tp_engine.liveness import Liveness, Watchdog
 from tp_engine.logs import Phases
-from tp_engine.messages import ModelCard, Phase, Ready
+from tp_engine.messages import Failed, ModelCard, Phase, Ready
 from tp_engine.models import ModelSpec
 from tp_engine.plan import PlanKind
 from tp_engine.rank import Rank, build_engine, hand_out_adapters, read_adapters
@@ -44,6 +46,7 @@ class Lead:
         self._watchdog = watchdog
         self._link = FrontEndLink()
         self._stop = StopRequest()
+        self._front_end: subprocess.Popen[bytes] | None = None
         self._leaving = False
 
     def run(self) -> None:
@@ -53,20 +56,18 @@ class Lead:
             ValueError: the start failed; says what to do.
             RuntimeError: the service was lost.
         """
-        front_end: subprocess.Popen[bytes] | None = None
         try:
-            front_end = self._start_front_end()
+            self._start_front_end()
             self._serve()
-            self._leaving = True
-            front_end.wait(LEAVE_SECONDS)
+            self._wait_for_front_end(LEAVE_SECONDS)
         finally:
             self._leaving = True
-            self._link.close(linger=0)
-            if front_end is not None and front_end.poll() is None:
-                front_end.kill()
-                front_end.wait()
+            if self._front_end is not None and self._front_end.poll() is None:
+                self._front_end.kill()
+                self._front_end.wait()
+            self._link.close()
 
-    def _start_front_end(self) -> subprocess.Popen[bytes]:
+    def _start_front_end(self) -> None:
         """Check what it needs and start it: before CUDA is, and before anything slow."""
         config = self._config
         for warning in start_warnings(config, torchrun=self._environment.torchrun):
@@ -89,14 +90,25 @@ class Lead:
             keep_alive_s=math.ceil(config.keep_alive),
             access_log=config.access_log,
         )
-        front_end = start_front_end(settings)
-        threading.Thread(target=self._watch, args=(front_end,), daemon=True).start()
-        return front_end
+        self._front_end = start_front_end(settings)
+        threading.Thread(target=self._watch, args=(self._front_end,), daemon=True).start()
 
     def _watch(self, front_end: subprocess.Popen[bytes]) -> None:
         code = front_end.wait()
         if not self._leaving:
+            self._link.remove_files()
             end_now(f"the HTTP front end ended with exit code {code}")
+
+    def _wait_for_front_end(self, seconds: float) -> None:
+        """Let it hand its last answers to its clients and leave."""
+        self._leaving = True
+        assert self._front_end is not None
+        deadline = time.monotonic() + seconds
+        while self._front_end.poll() is None:
+            if time.monotonic() > deadline:
+                log.warning("the HTTP front end did not leave within %g s and is killed", seconds)
+                return
+            self._link.receive(0.1)  # also sends what it could not take before
 
     def _serve(self) -> None:
         config = self._config.engine
@@ -133,14 +145,20 @@ class Lead:
         )
         try:
             service.run()
-        except RuntimeError:
+        except Exception as error:
             self._lost(liveness, wait=2.0)
-            raise
+            self._fail_open_requests(f"{type(error).__name__}: {error}")
+            raise RuntimeError("the serving loop failed") from error
         liveness.close()
         engine.control(PlanKind.STOP)
         liveness.wait_for_peers(LEAVE_SECONDS)
         self._watchdog.limit(math.inf)
         log.info("drained; the service has ended")
+
+    def _fail_open_requests(self, reason: str) -> None:
+        with suppress(FrontEndGone):
+            self._link.send([Failed(request_id="", code="engine_dead", message=reason)])
+            self._wait_for_front_end(LEAVE_SECONDS)
 
     def _lost(self, liveness: Liveness, wait: float = 0.5) -> bool:
         """Whether a peer is gone. torchrun stops the rest with the signal a user would send, so

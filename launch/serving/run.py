@@ -15,21 +15,22 @@ from tp_engine.logs import Phases, setup_logging
 
 log = logging.getLogger(__name__)
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C while loading, as shells have it."""
 
-
-def run_rank(options: Options) -> int:
+def run_rank(options: Options, parent: int) -> int:
     """Serve as the rank that the environment says; the exit code.
 
     0 after a drain, 1 when the start failed or the service was lost. What a user can mend is one
     line in the log, everything else comes with its traceback.
+
+    Args:
+        parent: process that started this one; a rank does not outlive its torchrun.
     """
     config = options.config
     setup_logging(config.log_level, config.log_format, int(os.environ.get("RANK", "0")))
     try:
         environment = ensure_torchrun_environment(os.environ)
-        watchdog = Watchdog(environment.rank, end_now, torchrun=environment.torchrun)
+        torchrun = parent if environment.torchrun else None
+        watchdog = Watchdog(environment.rank, end_now, torchrun=torchrun)
         if environment.rank == 0:
             Lead(options, environment, watchdog).run()
         else:
@@ -38,9 +39,11 @@ def run_rank(options: Options) -> int:
         log.error("%s", error)
         log.debug("where it happened", exc_info=True)
         return 1
-    except KeyboardInterrupt:
-        log.info("interrupted")
-        return INTERRUPTED
+    except Exception as error:
+        log.critical("where it happened", exc_info=True)
+        # Not by way of the interpreter's end: what waits for lost ranks there may wait forever.
+        end_now(f"{type(error).__name__}: {error}")
+        return 1
     return 0
 
 

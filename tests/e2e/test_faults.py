@@ -1,0 +1,125 @@
+"""Every process of a service dies or hangs once: clients are told, and nothing stays behind."""
+
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.service import Role, Server, Stream, wait_until
+
+RANK_TIMEOUT = 8.0
+PROMPT = [7] * 3000
+"""Takes hundreds of steps with `OPTIONS`."""
+OPTIONS = (
+    "--served-model-name=base",
+    f"--rank-timeout={RANK_TIMEOUT:g}",
+    "--num-pages=600",
+    "--max-num-seqs=4",
+    "--max-num-batched-tokens=4",
+)
+pytestmark = pytest.mark.slow
+
+
+@contextmanager
+def three_ranks(directory: Path, model: Path) -> Iterator[Server]:
+    with Server(directory, model, *OPTIONS, ranks=3) as server:
+        yield server.wait_ready()
+
+
+def check_end(server: Server, start: float, reason: str) -> None:
+    """The service ended loudly and in time, and left nothing."""
+    code = server.wait_ended(RANK_TIMEOUT + 10)
+    assert code != 0
+    assert time.monotonic() - start < RANK_TIMEOUT + 4
+    assert reason in server.log
+    assert server.leftovers() == []
+
+
+def reason_for(victim: Role) -> str:
+    if victim == 0:
+        return "rank 0 is gone"
+    if victim == "front end":
+        return "the HTTP front end ended with exit code -9"
+    return f"the service ends: rank {victim} is gone"
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_rank_killed_while_it_works_fails_open_requests(
+    victim: int, model: Path, tmp_path: Path
+) -> None:
+    with three_ranks(tmp_path, model) as server, ThreadPoolExecutor() as pool:
+        with server.stream(max_tokens=3000) as decoding:
+            decoding.read(3)
+            prefilling = pool.submit(server.complete, prompt=PROMPT, max_tokens=1)
+            queued = pool.submit(open_stream, server)
+            wait_until(lambda: server.open_requests == 3, 20, "three requests in the engine")
+            start = time.monotonic()
+            server.signal(victim, signal.SIGKILL)
+            decoding.read_all()
+            assert decoding.error is not None, decoding.events[-3:]
+            assert decoding.error["code"] == "engine_dead"
+            for answer in (prefilling.result(10), queued.result(10)):
+                assert answer.status_code == 503
+                assert answer.json()["error"]["code"] == "engine_dead"
+            assert time.monotonic() - start < RANK_TIMEOUT
+        check_end(server, start, reason_for(victim))
+
+
+def open_stream(server: Server) -> httpx.Response:
+    """A stream whose prompt is never through: its answer has not begun when the rank dies."""
+    with Stream(server.url, {"model": "base", "prompt": PROMPT[1:], "stream": True}) as stream:
+        stream.response.read()
+        return stream.response
+
+
+def test_a_front_end_killed_while_it_works_breaks_connections(model: Path, tmp_path: Path) -> None:
+    with three_ranks(tmp_path, model) as server, ThreadPoolExecutor() as pool:
+        with server.stream(max_tokens=3000) as decoding:
+            decoding.read(3)
+            prefilling = pool.submit(server.complete, prompt=PROMPT, max_tokens=1)
+            wait_until(lambda: server.open_requests == 2, 20, "two requests in the engine")
+            start = time.monotonic()
+            server.signal("front end", signal.SIGKILL)
+            with pytest.raises(httpx.TransportError):
+                decoding.read_all()
+            with pytest.raises(httpx.TransportError):
+                prefilling.result(10)
+        check_end(server, start, reason_for("front end"))
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2, "front end"])
+def test_a_process_killed_while_idle_ends_the_service(
+    victim: Role, model: Path, tmp_path: Path
+) -> None:
+    with three_ranks(tmp_path, model) as server:
+        start = time.monotonic()
+        server.signal(victim, signal.SIGKILL)
+        check_end(server, start, reason_for(victim))
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_hangs_is_found_named_and_removed(
+    victim: int, model: Path, tmp_path: Path
+) -> None:
+    with three_ranks(tmp_path, model) as server, server.stream(max_tokens=3000) as stream:
+        stream.read(3)
+        start = time.monotonic()
+        server.signal(victim, signal.SIGSTOP)
+        stream.read_all()
+        assert stream.error is not None and stream.error["code"] == "engine_dead"
+        check_end(server, start, f"rank {victim} was silent for")
+
+
+def test_ranks_do_not_outlive_torchrun(model: Path, tmp_path: Path) -> None:
+    with three_ranks(tmp_path, model) as server, server.stream(max_tokens=3000) as stream:
+        stream.read(3)
+        start = time.monotonic()
+        server.signal("torchrun", signal.SIGKILL)
+        stream.read_all()
+        assert stream.error is not None and stream.error["code"] == "engine_dead"
+        check_end(server, start, "torchrun is gone")
