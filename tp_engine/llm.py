@@ -184,7 +184,7 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 def _spread(value: T | Sequence[T], count: int, name: str) -> list[T]:
     if isinstance(value, str) or not isinstance(value, Sequence):
-        return [value] * count  # type: ignore[list-item]  # one for all
+        return [value] * count
     if len(value) != count:
         raise ValueError(f"{name} has {len(value)} entries; one for each of {count} prompts")
     return list(value)

@@ -22,7 +22,7 @@ from tp_engine.engine import Engine
 from tp_engine.host_memory import free_host_bytes
 from tp_engine.join import Joined
 from tp_engine.memory import PageLayout, kv_block_bytes, kv_views
-from tp_engine.models import Decoder, ModelSpec
+from tp_engine.models import Decoder
 from tp_engine.runner import Arena, Runner
 from tp_engine.sampling import Sampler, SlotStates
 from tp_engine.weights import RankWeights, load_weights
@@ -86,6 +86,8 @@ def build_rank(joined: Joined, phase: Phase = nullcontext) -> Rank:
             quantize=config.quantize,
             keep_dense=config.keep_dense and comm.device.type == "cpu",
         )
+    # Before the arena takes what memory is left.
+    states = SlotStates(config.max_num_seqs, cuts[comm.rank].vocab, comm.device)
     layout = PageLayout.choose(dims, cuts, dtype, longest_row_bytes(dims, cuts, dtype))
     with phase("reserve the arena"):
         num_pages = _agree_on_pages(config, layout, comm)
@@ -100,7 +102,7 @@ def build_rank(joined: Joined, phase: Phase = nullcontext) -> Rank:
         num_pages=num_pages,
         descriptor_words=words,
         base_digest=base_digest(directory),
-        worker=Worker(comm, _build_runner(config, spec, dims, cuts, weights, arena, comm)),
+        worker=Worker(comm, _build_runner(joined, cuts, weights, states, arena)),
     )
 
 
@@ -155,12 +157,19 @@ def hand_out_adapters(rank: Rank, engine: Engine, registry: AdapterRegistry) -> 
     """Rank 0: cut and pack each registered adapter for every rank; the others must follow.
 
     Raises:
-        ValueError: an adapter is larger than the arena.
+        ValueError: an adapter does not fit the arena or the dtype, and ``lora_on_error`` is
+            ``fail``; with ``skip`` its name is taken out again.
     """
     dtype = getattr(torch, rank.config.dtype)
     for name, revision in registry.adapters.items():
-        images = pack_adapter(revision, rank.cuts, rank.dims, dtype, rank.layout.page_bytes)
-        engine.register(name, revision, images)
+        try:
+            images = pack_adapter(revision, rank.cuts, rank.dims, dtype, rank.layout.page_bytes)
+            engine.register(name, revision, images)
+        except ValueError as error:
+            if rank.config.lora_on_error == "fail":
+                raise
+            log.error("adapter %s is left out: %s", name, error)
+            registry.remove(name)
 
 
 def base_digest(directory: Path) -> str:
@@ -177,17 +186,15 @@ def base_digest(directory: Path) -> str:
 
 
 def _build_runner(
-    config: EngineConfig,
-    spec: ModelSpec,
-    dims: ModelDims,
+    joined: Joined,
     cuts: tuple[RankCut, ...],
     weights: RankWeights,
+    states: SlotStates,
     arena: Arena,
-    comm: Comm,
 ) -> Runner:
+    config, spec, comm = joined.config, joined.spec, joined.comm
     assert config.max_model_len is not None
     cut = cuts[comm.rank]
-    states = SlotStates(config.max_num_seqs, cut.vocab, comm.device)
     decoder = Decoder(
         spec,
         cut,
@@ -201,7 +208,7 @@ def _build_runner(
         sampler=Sampler(states, [each.vocab for each in cuts], comm),
         states=states,
         arena=arena,
-        kv=kv_views(arena.memory, arena.layout, dims, cut),
+        kv=kv_views(arena.memory, arena.layout, spec.dims(), cut),
         max_num_seqs=config.max_num_seqs,
         max_model_len=config.max_model_len,
         device=comm.device,

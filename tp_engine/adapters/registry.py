@@ -75,6 +75,12 @@ class AdapterRegistry:
             self._snapshot = MappingProxyType({**self._snapshot, name: revision})
         return name
 
+    def remove(self, name: str) -> None:
+        """Let a registered name mean nothing; whoever resolved it before keeps the revision."""
+        with self._lock:
+            rest = {known: kept for known, kept in self._snapshot.items() if known != name}
+            self._snapshot = MappingProxyType(rest)
+
     def resolve(self, model: str) -> ResolvedModel:
         """What a request's ``model`` means now.
 
