@@ -1,0 +1,1 @@
+"""Benchmarks: each checks its results first and prints one JSON line with hardware and versions."""
