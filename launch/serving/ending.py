@@ -8,6 +8,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from typing import NoReturn
+
+from tp_engine.liveness import Liveness
 
 log = logging.getLogger(__name__)
 
@@ -15,21 +18,36 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """torchrun passes all of these on to every rank."""
 SAME_PRESS_SECONDS = 0.5
 """A terminal and torchrun may both deliver one Ctrl-C."""
+LOSS_SECONDS = 2.0
+"""For a lost peer to show, once a collective has failed."""
 LAST_WORDS_SECONDS = 2.0
 """For the log to take the reason of an end; nobody may be reading it."""
 
 _ending = threading.Lock()
 
 
-def end_now(reason: str, code: int = 1) -> None:
-    """End this process at once, from any thread, even while the main one is in a collective."""
-    if _ending.acquire(blocking=False):
-        timer = threading.Timer(LAST_WORDS_SECONDS, os._exit, (code,))
-        timer.daemon = True
-        timer.start()
-        log.critical("the service ends: %s", reason)
-        logging.shutdown()
-        os._exit(code)
+def end_now(reason: str, code: int = 1) -> NoReturn:
+    """End this process at once, from any thread, even while the main one is in a collective.
+
+    The first reason is the one that counts.
+    """
+    _ending.acquire()  # never released: whoever comes second waits here for the end
+    timer = threading.Timer(LAST_WORDS_SECONDS, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
+    log.critical("the service ends: %s", reason)
+    logging.shutdown()
+    os._exit(code)
+
+
+def end_if_lost(liveness: Liveness) -> None:
+    """After a failed collective: end the process with the name of the peer that is gone.
+
+    Collectives fail with the name of whichever connection broke first, and that peer may only have
+    followed another.
+    """
+    if (reason := liveness.reason(LOSS_SECONDS)) is not None:
+        end_now(reason)
 
 
 def serving_signals(handle: Callable[[int], None]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from launch.options import Options, resolved
 from launch.preflight import RankEnvironment, check_model_directory, check_port, start_warnings
-from launch.serving.ending import StopRequest, end_now, serving_signals
+from launch.serving.ending import StopRequest, end_if_lost, end_now, serving_signals
 from launch.serving.start import start_rank
 from server.process import start_front_end
 from server.settings import FrontEndSettings
@@ -32,6 +32,8 @@ from tp_engine.service import Service, ServiceOptions
 
 log = logging.getLogger(__name__)
 
+LOOK_SECONDS = 0.5
+"""For a lost peer to show, before a stop is taken for a user's."""
 LEAVE_SECONDS = 10.0
 """For the front end and the other ranks to leave once all is done."""
 
@@ -140,13 +142,14 @@ class Lead:
                 drain_timeout=config.drain_timeout,
                 throughput_line=self._config.stats_interval,
             ),
-            stopping=lambda: self._stop.asked and not self._lost(liveness),
+            # torchrun stops the rest of a broken service with the signal that a user would send.
+            stopping=lambda: self._stop.asked and liveness.reason(LOOK_SECONDS) is None,
             progress=self._watchdog.progress,
         )
         try:
             service.run()
         except Exception as error:
-            self._lost(liveness, wait=2.0)
+            end_if_lost(liveness)
             self._fail_open_requests(f"{type(error).__name__}: {error}")
             raise RuntimeError("the serving loop failed") from error
         liveness.close()
@@ -159,11 +162,6 @@ class Lead:
         with suppress(FrontEndGone):
             self._link.send([Failed(request_id="", code="engine_dead", message=reason)])
             self._wait_for_front_end(LEAVE_SECONDS)
-
-    def _lost(self, liveness: Liveness, wait: float = 0.5) -> bool:
-        """Whether a peer is gone. torchrun stops the rest with the signal a user would send, so
-        look before draining; the liveness thread then ends this process."""
-        return liveness.reason(wait) is not None
 
     def _log_rank(self, rank: Rank) -> None:
         chosen = replace(self._config, engine=rank.config)

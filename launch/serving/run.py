@@ -7,7 +7,7 @@ import os
 
 from launch.options import Options
 from launch.preflight import ensure_torchrun_environment
-from launch.serving.ending import end_now, serving_signals
+from launch.serving.ending import end_if_lost, end_now, serving_signals
 from launch.serving.lead import Lead
 from launch.serving.start import start_rank
 from tp_engine.liveness import Liveness, Watchdog
@@ -43,7 +43,6 @@ def run_rank(options: Options, parent: int) -> int:
         log.critical("where it happened", exc_info=True)
         # Not by way of the interpreter's end: what waits for lost ranks there may wait forever.
         end_now(f"{type(error).__name__}: {error}")
-        return 1
     return 0
 
 
@@ -62,6 +61,6 @@ def follow(options: Options, watchdog: Watchdog) -> None:
     try:
         rank.worker.follow(watchdog.progress)
     except RuntimeError:
-        liveness.reason(wait=2.0)  # knows which rank is gone, says so, and ends the process
+        end_if_lost(liveness)
         raise
     liveness.close()
