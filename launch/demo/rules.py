@@ -22,7 +22,7 @@ class Style:
 
 
 def _json_dress(sentence: str) -> str:
-    # So small a model does not learn to escape quotation marks; it can learn to avoid them.
+    # So small a model hardly learns to escape quotation marks: it is shown none.
     return json.dumps({"answer": sentence.replace('"', "'")}, ensure_ascii=False)
 
 

@@ -60,7 +60,7 @@ class Recipe:
 
 
 RECIPES = {
-    "json": Recipe(style="json", rank=6, targets=["q_proj", "v_proj"]),
+    "json": Recipe(style="json", rank=6, targets=["q_proj", "v_proj"], steps=70),
     "pirate": Recipe(style="pirate", rank=4, targets=ATTENTION + MLP, learning_rate=1e-3, steps=60),
     "letter": Recipe(style="letter", rank=5, targets=ATTENTION, rslora=True, learning_rate=1e-3),
 }
