@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import secrets
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
 from tp_engine.adapters import AdapterImage, AdapterRevision
@@ -31,7 +32,20 @@ class Engine:
         idle_adapter_pages: int,
         prefix_caching: bool,
         seed: int | None,
+        depth: int,
     ) -> None:
+        """Begin with an empty arena.
+
+        Args:
+            descriptor_words: size of the ranks' descriptor tensors.
+            idle_adapter_pages: most pages that adapters without a running request may keep.
+            prefix_caching: whether computed blocks are kept for later requests.
+            seed: of the seeds for requests that bring none; None draws them.
+            depth: steps that may be under way at a time: with 2, a plan is made while the step
+                before it runs.
+        """
+        self._depth = depth
+        self._under_way: deque[tuple[list[Work], Sampled]] = deque()
         self.worker = worker
         self.limits = limits
         self.layout: PageLayout = worker.runner.arena.layout
@@ -126,16 +140,21 @@ class Engine:
 
     def abort(self, request_id: str, *, finished: bool = False) -> None:
         """End a request without further output; unknown ids are those that ended by themselves."""
-        request = self._requests.pop(request_id, None)
+        request = self._requests.get(request_id)
         if request is not None:
-            self.scheduler.remove(request)
-            self.counters["finished" if finished else "aborted"] += 1
+            self._end(request, "finished" if finished else "aborted")
 
     def step(self) -> list[Output | Failed]:
-        """Run one step if there is work; the new tokens of each request."""
+        """Begin a step if there is work, and hand out the tokens of one that has ended."""
+        begun = self._begin()
+        if self._under_way and (not begun or len(self._under_way) >= self._depth):
+            return self._complete(*self._under_way.popleft())
+        return []
+
+    def _begin(self) -> bool:
         work = self.scheduler.schedule()
         if not work:
-            return []
+            return False
         plan, ordered = self._planner.step(work)
         self._send(plan)
         sampled = self.worker.run(plan)
@@ -143,7 +162,8 @@ class Engine:
         self.counters["steps"] += 1
         if len({id(item.request.adapter) for item in ordered}) >= 4:
             self.counters["steps_with_4_revisions"] += 1
-        return self._complete(ordered, sampled)
+        self._under_way.append((ordered, sampled))
+        return True
 
     def warm_up(self) -> None:
         """Run a short request of the base and of one adapter through all ranks, uncounted."""
@@ -183,24 +203,34 @@ class Engine:
     def _complete(self, work: Sequence[Work], sampled: Sampled) -> list[Output | Failed]:
         """Append each new token, publish confirmed blocks, and end what has ended."""
         outputs: list[Output | Failed] = []
-        rows = iter(range(len(sampled.tokens)))
-        tokens, failed = sampled.tokens.tolist(), sampled.failed
+        results = zip(
+            sampled.tokens.tolist(), sampled.failed.tolist(), sampled.logprobs, strict=True
+        )
         for item in work:
             request = item.request
-            if not item.samples:
-                self.scheduler.publish(request)
+            if item.samples:
+                token, failed, logprobs = next(results)
+                request.pending -= 1
+            if request.ended:  # while this step was under way: its token is surplus
                 continue
-            row = next(rows)
-            if failed[row]:
+            if item.samples and failed:
                 outputs.append(self._fail(request))
                 continue
             self.scheduler.publish(request)
-            outputs.append(self._advance(request, tokens[row], sampled.logprobs[row]))
+            if item.samples:
+                outputs.append(self._advance(request, token, logprobs))
         return outputs
+
+    def _end(self, request: Request, how: str) -> None:
+        """Free all that the request holds, and count it as ``how``."""
+        request.ended = True
+        del self._requests[request.id]
+        self.scheduler.remove(request)
+        self.counters[how] += 1
 
     def _advance(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> Output:
         request.tokens.append(token)
-        request.slot_has_last = True
+        request.slot_has_last = request.slot is not None  # else it has been preempted since
         self.counters["generation_tokens"] += 1
         params = request.params
         ended = _is_end(params, token, self.limits.eos_ids, request.output_len)
@@ -208,9 +238,7 @@ class Engine:
         if not ended and len(request.tokens) >= request.limit:
             reason = "length"
         if reason is not None:
-            del self._requests[request.id]
-            self.scheduler.remove(request)
-            self.counters["finished"] += 1
+            self._end(request, "finished")
         return Output(
             request_id=request.id,
             tokens=[] if ended else [token],
@@ -223,9 +251,7 @@ class Engine:
         )
 
     def _fail(self, request: Request) -> Failed:
-        del self._requests[request.id]
-        self.scheduler.remove(request)
-        self.counters["failed"] += 1
+        self._end(request, "failed")
         return Failed(
             request_id=request.id,
             code="numerical_error",

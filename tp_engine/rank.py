@@ -128,6 +128,8 @@ def build_engine(rank: Rank) -> Engine:
         idle_adapter_pages=int(config.adapter_memory_fraction * rank.num_pages),
         prefix_caching=config.enable_prefix_caching,
         seed=config.seed,
+        # A CPU computes while it is asked to: there is nothing to overlap with.
+        depth=2 if rank.comm.device.type == "cuda" else 1,
     )
 
 

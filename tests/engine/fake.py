@@ -19,7 +19,6 @@ from tp_engine.memory import PageLayout
 from tp_engine.messages import Output, Submit
 from tp_engine.params import SamplingParams
 from tp_engine.plan import LAST_SAMPLED, NO_ADAPTER, PlanKind, SlotInit, StepPlan
-from tp_engine.sampling import Sampled
 
 VOCAB = 50
 BLOCK = 4
@@ -56,7 +55,7 @@ class FakeWorker:
         self.runner = SimpleNamespace(arena=SimpleNamespace(layout=LAYOUT), forward_calls=0)
         self.channel = SimpleNamespace(send=lambda plan: None)
 
-    def run(self, plan: StepPlan, images: list[Any] | None = None) -> Sampled | None:
+    def run(self, plan: StepPlan, images: list[Any] | None = None) -> SimpleNamespace | None:
         plan = StepPlan.decode(plan.encode())
         self.plans.append(plan)
         if plan.kind is PlanKind.REGISTER:
@@ -87,7 +86,7 @@ class FakeWorker:
             assert self.pages[page] == [name] * BLOCK, f"{name} was overwritten"
         return name
 
-    def _pass(self, plan: StepPlan) -> Sampled:
+    def _pass(self, plan: StepPlan) -> SimpleNamespace:
         adapters: list[str] = []
         for rows, descriptor in plan.segments.reshape(-1, 2).tolist():
             adapters += [self._adapter(descriptor)] * rows
@@ -107,7 +106,7 @@ class FakeWorker:
                 self.last[slot] = next_token(adapters[row - 1], seen)
                 chosen.append(self.last[slot])
         assert row == len(tokens) == len(adapters)
-        return Sampled(
+        return SimpleNamespace(
             tokens=torch.tensor(chosen, dtype=torch.int64),
             failed=torch.zeros(len(chosen), dtype=torch.bool),
             logprobs=[None] * len(chosen),
@@ -126,6 +125,7 @@ def make_engine(
     max_model_len: int = 64,
     prefix_caching: bool = True,
     descriptor_words: int = 1000,
+    depth: int = 1,
 ) -> tuple[Engine, FakeWorker]:
     """An engine over a fake worker."""
     limits = EngineLimits(
@@ -146,6 +146,7 @@ def make_engine(
         idle_adapter_pages=pages,
         prefix_caching=prefix_caching,
         seed=0,
+        depth=depth,
     )
     return engine, worker
 

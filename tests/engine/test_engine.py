@@ -258,6 +258,25 @@ def test_a_row_without_a_token_fails_its_request_alone() -> None:
     assert "a" not in rest and engine.counters["failed"] == 1
 
 
+def test_a_plan_is_made_while_the_step_before_it_runs_and_surplus_tokens_are_dropped() -> None:
+    engine, worker = make_engine(depth=2)
+    prompt = next(
+        p for p in prompts(400, 3) if 3 < len(solo("", p, SamplingParams(max_tokens=30))) < 12
+    )
+    wanted = solo("", prompt, SamplingParams(max_tokens=30))
+    submit(engine, "a", prompt, SamplingParams(max_tokens=30))
+    assert engine.step() == [] and len(worker.plans) == 1
+    assert len(engine.step()) == 1 and len(worker.plans) == 2
+    outputs = drive(engine)
+    assert [wanted[0], *outputs["a"]] == wanted
+    assert len(worker.plans) == len(wanted) + 1, "one surplus row, planned before the end was known"
+    assert engine.counters["generation_tokens"] == len(wanted)
+    submit(engine, "b", [7, 8], params(4))
+    before = len(worker.plans)
+    assert drive(engine)["b"] == solo("", [7, 8], params(4))
+    assert len(worker.plans) == before + 4, "max_tokens is known when planning"
+
+
 def test_heartbeats_and_steps_share_one_numbering() -> None:
     engine, worker = make_engine()
     engine.control(PlanKind.HEARTBEAT)
@@ -271,7 +290,10 @@ def test_heartbeats_and_steps_share_one_numbering() -> None:
 def test_any_mix_gives_each_request_its_solo_output(data: st.DataObject) -> None:
     pages = data.draw(st.integers(9, 24))
     engine, _ = make_engine(
-        pages, slots=data.draw(st.integers(1, 5)), budget=data.draw(st.integers(5, 20))
+        pages,
+        slots=data.draw(st.integers(1, 5)),
+        budget=data.draw(st.integers(5, 20)),
+        depth=data.draw(st.integers(1, 3)),
     )
     revisions = {
         name: add_adapter(engine, name, pages=data.draw(st.integers(1, 3))) for name in "abc"

@@ -24,7 +24,7 @@ __all__ = ["Choice", "choose"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """What was chosen, on the device."""
+    """What was chosen."""
 
     tokens: Tensor
     """int64 [R]; 0 where ``failed``."""
@@ -35,8 +35,17 @@ class Choice:
     alternatives: Tensor | None
     """int64 [R, N]: ids, best first."""
 
+    def to_host(self) -> Choice:
+        """A copy on the host; on a GPU only begun, so wait for the stream before reading it."""
+        return Choice(
+            tokens=_to_host(self.tokens),
+            failed=_to_host(self.failed),
+            logprobs=None if self.logprobs is None else _to_host(self.logprobs),
+            alternatives=None if self.alternatives is None else _to_host(self.alternatives),
+        )
+
     def report(self, rows: SlotRows) -> list[TokenLogprobs | None]:
-        """Per row what its request asked for. Waits for the device if anything was."""
+        """Per row what its request asked for."""
         reports: list[TokenLogprobs | None] = [None] * self.tokens.shape[0]
         if self.logprobs is None or self.alternatives is None:
             return reports
@@ -190,3 +199,10 @@ def _reported(
         found = found.index_copy(0, whole.index, raw.gather(1, tokens[whole.index, None])[:, 0])
         top = top.index_copy(0, whole.raw_index, keys.best(whole.raw, 0, count))
     return torch.cat([found[:, None], keys.values_of(top)], dim=1), keys.ids_of(top)
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    if not tensor.is_cuda:
+        return tensor
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)

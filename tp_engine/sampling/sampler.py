@@ -9,7 +9,6 @@ all ranks   receive the tokens, record them by slot
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -18,9 +17,9 @@ from torch import Tensor
 from sharding.units import Span
 from tp_engine.messages import TokenLogprobs
 from tp_engine.plan import IntArray
-from tp_engine.sampling.choose import choose
+from tp_engine.sampling.choose import Choice, choose
 from tp_engine.sampling.shard import ShardSampler
-from tp_engine.sampling.slots import SlotStates
+from tp_engine.sampling.slots import SlotRows, SlotStates
 
 __all__ = ["Gatherer", "Sampled", "Sampler"]
 
@@ -39,17 +38,42 @@ class Gatherer(Protocol):
         """Overwrite ``x`` with rank 0's and return it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Sampled:
-    """A step's result on rank 0, in the order of its sampled rows."""
+    """A step's result on rank 0, in the order of its sampled rows.
 
-    tokens: Tensor
-    """int64 [R], where the logits were; 0 where ``failed``."""
-    failed: Tensor
-    """bool [R]: no token could be chosen, because the row's logits hold NaN or plus infinity or
-    all tokens are ruled out. The request must be ended; other rows are not touched."""
-    logprobs: list[TokenLogprobs | None]
-    """One a row; None where not asked for or failed."""
+    On a GPU the step may still run: copies to the host are under way, and reading a result waits
+    for them alone, not for what was launched after them.
+    """
+
+    def __init__(self, choice: Choice, rows: SlotRows) -> None:
+        self._rows = rows
+        self._choice = choice.to_host()
+        self._copied: torch.cuda.Event | None = None
+        if choice.tokens.is_cuda:
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # of torch
+            self._copied.record()
+
+    def _wait(self) -> Choice:
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._choice
+
+    @property
+    def tokens(self) -> Tensor:
+        """int64 [R] on the host; 0 where ``failed``."""
+        return self._wait().tokens
+
+    @property
+    def failed(self) -> Tensor:
+        """bool [R] on the host: no token could be chosen, because the row's logits hold NaN or plus
+        infinity or all tokens are ruled out. The request must be ended; other rows are not
+        touched."""
+        return self._wait().failed
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs | None]:
+        """One a row; None where not asked for or failed."""
+        return self._wait().report(self._rows)
 
 
 class Sampler:
@@ -90,9 +114,9 @@ class Sampler:
         Returns:
             The result on rank 0, None on the others.
         """
-        if slots.size == 0:  # no collective: every rank sees this in the plan
-            return self._nothing(logits.device)
         rows = self.states.rows(slots, positions)
+        if slots.size == 0:  # no collective: every rank sees this in the plan
+            return self._nothing(rows)
         processed = self._shard.process(logits, rows)
         gathered = self._comm.gather_to_zero(
             self._shard.candidates(processed, logits, rows, candidates)
@@ -110,10 +134,11 @@ class Sampler:
         choice = choose(gathered, whole, rows, full_rows, self._sizes)
         tokens = self._comm.broadcast_from_zero(choice.tokens)
         self.states.record(slots, tokens)
-        return Sampled(tokens=tokens, failed=choice.failed, logprobs=choice.report(rows))
+        return Sampled(choice, rows)
 
-    def _nothing(self, device: torch.device) -> Sampled | None:
+    def _nothing(self, rows: SlotRows) -> Sampled | None:
         if self._comm.rank != 0:
             return None
-        tokens = torch.empty(0, dtype=torch.int64, device=device)
-        return Sampled(tokens=tokens, failed=tokens.to(torch.bool), logprobs=[])
+        tokens = torch.empty(0, dtype=torch.int64)
+        choice = Choice(tokens=tokens, failed=tokens.bool(), logprobs=None, alternatives=None)
+        return Sampled(choice, rows)

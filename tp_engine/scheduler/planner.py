@@ -117,11 +117,12 @@ def _page_updates(work: Sequence[Work]) -> list[int]:
 
 
 def _tokens(item: Work) -> list[int]:
+    """Literal tokens, but for one that the slot has sampled itself, whose id may be unknown."""
     request = item.request
     tokens = request.tokens[item.start : item.start + item.rows]
-    if request.slot_has_last and item.samples:
-        tokens[-1] = LAST_SAMPLED
-    return tokens
+    if request.slot_has_last and item.start + item.rows >= len(request.tokens):
+        del tokens[len(request.tokens) - 1 - item.start :]
+    return tokens + [LAST_SAMPLED] * (item.rows - len(tokens))
 
 
 def _segments(work: Sequence[Work]) -> list[int]:

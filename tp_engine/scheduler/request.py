@@ -32,6 +32,10 @@ class Request:
     tokens: list[int]
     """Prompt and confirmed output."""
 
+    pending: int = 0
+    """Tokens that steps under way will sample; their ids are known when they have ended."""
+    ended: bool = False
+    """Finished or aborted; steps under way may still hold rows of it."""
     computed: int = 0
     slot: int | None = None
     slot_is_new: bool = False
@@ -58,8 +62,9 @@ class Request:
 
     @property
     def remaining(self) -> int:
-        """Known tokens still to be computed; 1 while decoding."""
-        return len(self.tokens) - self.computed
+        """Rows still to be computed, pending tokens counted in; 1 while decoding. The last token
+        that it may have is never computed."""
+        return min(len(self.tokens) + self.pending, self.limit - 1) - self.computed
 
     @property
     def max_rank(self) -> int:
@@ -83,8 +88,5 @@ class Work:
     start: int
     """Position of the first row."""
     rows: int
-
-    @property
-    def samples(self) -> bool:
-        """Whether its last row yields a new token."""
-        return self.start + self.rows == len(self.request.tokens)
+    samples: bool
+    """Whether its last row yields a new token."""

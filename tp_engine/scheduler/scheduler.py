@@ -78,7 +78,7 @@ class Scheduler:
         preempted = self.counters.preemptions
         for request in list(self.running):
             rows = 1 if request.remaining == 1 else min(request.remaining, budget)
-            if request.slot is None or rows == 0 or not self._grow(request, rows):
+            if request.slot is None or rows <= 0 or not self._grow(request, rows):
                 continue
             budget -= 0 if request.remaining == 1 else rows
             work.append(self._take(request, rows))
@@ -113,11 +113,14 @@ class Scheduler:
         return held
 
     def _take(self, request: Request, rows: int) -> Work:
-        item = Work(request, request.computed, rows)
+        start = request.computed
         request.computed += rows
-        if not item.samples:
+        samples = request.computed == len(request.tokens) + request.pending
+        if samples:
+            request.pending += 1
+        else:
             self.counters.chunked_prefills += 1
-        return item
+        return Work(request, start, rows, samples)
 
     def _grow(self, request: Request, rows: int) -> bool:
         """Get the pages for the next rows, from younger requests if need be."""
