@@ -32,10 +32,19 @@ class EngineLimits:
     base_digest: str
 
 
-def token_limit(message: Submit, limits: EngineLimits) -> int:
-    """Most tokens of the request, prompt and output together."""
+def longest_context(limits: EngineLimits, layout: PageLayout, adapter_pages: int) -> int:
+    """Most tokens of a request whose adapter takes so many pages, prompt and output together."""
+    return min(limits.max_model_len, (limits.num_pages - adapter_pages) * layout.block_tokens)
+
+
+def token_limit(
+    message: Submit, limits: EngineLimits, layout: PageLayout, adapter_pages: int
+) -> int:
+    """Most tokens of this request; without ``max_tokens`` it may fill what there is."""
     most = message.params.max_tokens
-    return limits.max_model_len if most is None else len(message.prompt) + most
+    if most is None:
+        return longest_context(limits, layout, adapter_pages)
+    return len(message.prompt) + most
 
 
 def check_request(
@@ -51,7 +60,7 @@ def check_request(
             are larger than the arena.
     """
     _check_tokens(message, limits.vocab_size)
-    length, longest = len(message.prompt), token_limit(message, limits)
+    length, longest = len(message.prompt), token_limit(message, limits, layout, adapter_pages)
     if longest > limits.max_model_len or length >= limits.max_model_len:
         raise RequestError(
             "context_length_exceeded",

@@ -8,7 +8,13 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
 from tp_engine.adapters import AdapterImage, AdapterRevision
-from tp_engine.admission import EngineLimits, RequestError, check_request, token_limit
+from tp_engine.admission import (
+    EngineLimits,
+    RequestError,
+    check_request,
+    longest_context,
+    token_limit,
+)
 from tp_engine.memory import AdapterFootprint, AdapterResidency, PageLayout, PagePool, PrefixCache
 from tp_engine.memory import root_key as prefix_root
 from tp_engine.messages import Failed, Output, Stats, Submit, TokenLogprobs
@@ -109,6 +115,12 @@ class Engine:
             max_rank=revision.max_rank,
         )
 
+    @property
+    def context(self) -> int:
+        """The longest context that the base and every registered adapter can be given."""
+        largest = max((adapter.pages for adapter in self.adapters.values()), default=0)
+        return longest_context(self.limits, self.layout, largest)
+
     # --- requests ----------------------------------------------------------------------------
 
     def submit(self, message: Submit, digest: str) -> None:
@@ -121,13 +133,14 @@ class Engine:
         adapter = self.adapters[digest] if digest else None
         if message.request_id in self._requests:
             raise RequestError("invalid_request", f"request {message.request_id} is open already")
-        check_request(message, limits, self.layout, 0 if adapter is None else adapter.pages)
+        adapter_pages = 0 if adapter is None else adapter.pages
+        check_request(message, limits, self.layout, adapter_pages)
         request = Request(
             id=message.request_id,
             prompt_len=len(message.prompt),
             params=params,
             seed=params.seed if params.seed is not None else next(self._seeds),
-            limit=token_limit(message, limits),
+            limit=token_limit(message, limits, self.layout, adapter_pages),
             model=message.model,
             root=prefix_root(limits.base_digest, digest, message.salt, limits.kv_dtype),
             adapter=adapter,

@@ -190,7 +190,7 @@ class Lead:
             [
                 Ready(
                     models=cards,
-                    max_model_len=limits.max_model_len,
+                    max_model_len=engine.context,
                     vocab_size=limits.vocab_size,
                     kv_tokens=kv_tokens,
                 )
@@ -204,5 +204,5 @@ class Lead:
             config.port,
             ", ".join(card.name for card in cards),
             kv_tokens,
-            limits.max_model_len,
+            engine.context,
         )

@@ -346,3 +346,15 @@ def test_parameters_are_refused_by_name_value_and_range() -> None:
             SamplingParams(**fields)
         assert error.value.param == next(iter(fields))
         assert error.value.param in str(error.value)
+
+
+def test_without_max_tokens_an_output_fills_what_context_and_arena_leave() -> None:
+    engine, _ = make_engine(pages=8, max_model_len=40)
+    revision = add_adapter(engine, "a", pages=4)
+    assert engine.context == 4 * BLOCK
+    submit(engine, "base", [1, 2], SamplingParams(max_tokens=None, ignore_eos=True))
+    submit(engine, "a", [1, 2], SamplingParams(max_tokens=None, ignore_eos=True), revision)
+    assert {key: len(tokens) + 2 for key, tokens in drive(engine).items()} == {
+        "base": 8 * BLOCK,
+        "a": 4 * BLOCK,
+    }
