@@ -21,6 +21,8 @@ def ignore_stop_signals() -> None:
 def ask_for_death_signal() -> None:
     """Have the kernel send SIGUSR1 when the parent ends; Linux only, polling covers the rest."""
     if sys.platform == "linux":
+        # Until `parent_gone` listens to it: the default is to end at once, with files left behind.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1)
 
 

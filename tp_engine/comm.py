@@ -17,6 +17,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 
+class RankLost(RuntimeError):
+    """A rank is gone, or silent for too long."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comm:
     """One rank's view of the ranks that serve together."""
@@ -106,12 +110,19 @@ class Comm:
         return mine
 
     def gather_numbers(self, values: list[int]) -> list[list[int]]:
-        """Every rank's integers, on all ranks, in rank order; for start-up agreement."""
+        """Every rank's integers, on all ranks, in rank order; for start-up agreement.
+
+        Raises:
+            RankLost: a rank ended before it gave its own.
+        """
         if self.world == 1:
             return [values]
         mine = torch.tensor(values, dtype=torch.int64)
         parts = [torch.empty_like(mine) for _ in range(self.world)]
-        dist.all_gather(parts, mine)
+        try:
+            dist.all_gather(parts, mine)
+        except RuntimeError as error:
+            raise RankLost("another rank has ended; its own log says why") from error
         return [part.tolist() for part in parts]
 
     def _all_gather(self, x: Tensor) -> list[Tensor]:

@@ -46,7 +46,6 @@ class Lead:
         self._config = options.config
         self._environment = environment
         self._watchdog = watchdog
-        self._link = FrontEndLink()
         self._stop = StopRequest()
         self._front_end: subprocess.Popen[bytes] | None = None
         self._leaving = False
@@ -67,7 +66,8 @@ class Lead:
             if self._front_end is not None and self._front_end.poll() is None:
                 self._front_end.kill()
                 self._front_end.wait()
-            self._link.close()
+            if self._front_end is not None:
+                self._link.close()
 
     def _start_front_end(self) -> None:
         """Check what it needs and start it: before CUDA is, and before anything slow."""
@@ -78,6 +78,7 @@ class Lead:
         directory = download_model(config.engine)
         check_model_directory(directory)
         ModelSpec.from_directory(directory)
+        self._link = FrontEndLink()  # not before: from here on there are files to remove
         settings = FrontEndSettings(
             to_engine=self._link.to_engine,
             to_front_end=self._link.to_front_end,
@@ -126,6 +127,7 @@ class Lead:
             hand_out_adapters(rank, engine, registry)
         with phases.phase("warm up"):
             engine.warm_up()
+        engine.control(PlanKind.RETURN)
         serving_signals(self._stop.handle)
         self._watchdog.limit(config.rank_timeout)
         self._announce(engine, registry, phases.seconds)

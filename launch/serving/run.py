@@ -10,6 +10,7 @@ from launch.preflight import ensure_torchrun_environment
 from launch.serving.ending import end_if_lost, end_now, serving_signals
 from launch.serving.lead import Lead
 from launch.serving.start import start_rank
+from tp_engine.comm import RankLost
 from tp_engine.liveness import Liveness, Watchdog
 from tp_engine.logs import Phases, setup_logging
 
@@ -39,6 +40,10 @@ def run_rank(options: Options, parent: int) -> int:
         log.error("%s", error)
         log.debug("where it happened", exc_info=True)
         return 1
+    except RankLost as error:
+        log.warning("%s", error)
+        log.debug("where it happened", exc_info=True)
+        return 1
     except Exception as error:
         log.critical("where it happened", exc_info=True)
         # Not by way of the interpreter's end: what waits for lost ranks there may wait forever.
@@ -57,8 +62,9 @@ def follow(options: Options, watchdog: Watchdog) -> None:
     rank.comm.gather_numbers([1])
     liveness = Liveness(rank.comm, config.rank_timeout, end_now)
     serving_signals(lambda number: None)
-    watchdog.limit(config.rank_timeout)
     try:
+        rank.worker.follow(watchdog.progress)  # adapters and warm-up take what they take
+        watchdog.limit(config.rank_timeout)
         rank.worker.follow(watchdog.progress)
     except RuntimeError:
         end_if_lost(liveness)

@@ -25,6 +25,7 @@ import psutil
 
 ROOT = Path(__file__).parents[2]
 HOST = "127.0.0.1"
+SCRIPT = "launch/serve.py"
 MARK = "E2E_SERVICE"
 START_SECONDS = 120.0
 """For a start on a busy machine; idle, it takes six."""
@@ -49,15 +50,35 @@ def wait_until(condition: Callable[[], Any], timeout: float, what: str) -> None:
 
 
 class Server:
-    """One start of ``launch/serve.py``, under torchrun when ``ranks`` is given.
+    """One start of ``launch/serve.py``.
 
     Use as a context manager: whatever is left at the end is killed.
     """
 
     def __init__(
-        self, directory: Path, model: Path, *options: str, ranks: int | None = 2, port: int = 0
+        self,
+        directory: Path,
+        model: Path,
+        *options: str,
+        ranks: int | None = 2,
+        port: int = 0,
+        key: str | None = None,
+        script: str = SCRIPT,
+        environment: dict[str, str] | None = None,
     ) -> None:
+        """Start it.
+
+        Args:
+            directory: for its log.
+            options: of serve.py, besides the model and the port.
+            ranks: under torchrun; None for one process without it.
+            port: to listen on; 0 for a free one.
+            key: API key that the clients made here send.
+            script: started in place of serve.py.
+            environment: variables besides this process's own.
+        """
         self.port = port or free_port()
+        self.headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self.url = f"http://{HOST}:{self.port}"
         self._mark = uuid.uuid4().hex
         self._scratch = Path(tempfile.mkdtemp(prefix="e2e-"))
@@ -68,18 +89,20 @@ class Server:
                 [
                     sys.executable,
                     *(torchrun if ranks is not None else []),
-                    "launch/serve.py",
+                    script,
                     f"--model={model}",
                     f"--port={self.port}",
                     *options,
                 ],
                 cwd=ROOT,
-                env=os.environ | {MARK: self._mark, "TMPDIR": str(self._scratch)},
+                env=os.environ
+                | {MARK: self._mark, "TMPDIR": str(self._scratch)}
+                | (environment or {}),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self.http = httpx.Client(base_url=self.url, timeout=60.0)
+        self.http = httpx.Client(base_url=self.url, headers=self.headers, timeout=60.0)
 
     def __enter__(self) -> Server:
         return self
@@ -170,14 +193,14 @@ class Server:
 
     def stream(self, **fields: Any) -> Stream:
         """A streaming completion, in a connection of its own."""
-        return Stream(self.url, _completion({"stream": True, **fields}))
+        return Stream(self, _completion({"stream": True, **fields}))
 
 
 class Stream:
     """One streaming completion, read at the test's own pace."""
 
-    def __init__(self, url: str, body: dict[str, Any]) -> None:
-        self._client = httpx.Client(base_url=url, timeout=60.0)
+    def __init__(self, server: Server, body: dict[str, Any]) -> None:
+        self._client = httpx.Client(base_url=server.url, headers=server.headers, timeout=60.0)
         request = self._client.build_request("POST", "/v1/completions", json=body)
         self.response = self._client.send(request, stream=True)
         self.events: list[Any] = []
@@ -208,15 +231,23 @@ class Stream:
         return self
 
     @property
-    def text(self) -> str:
-        """The text so far."""
-        choices = [
+    def choices(self) -> list[dict[str, Any]]:
+        """The pieces of all outputs so far."""
+        return [
             choice
             for event in self.events
-            if event != "[DONE]" and "choices" in event
-            for choice in event["choices"]
+            if event != "[DONE]"
+            for choice in event.get("choices", [])
         ]
-        return "".join(choice["text"] for choice in choices)
+
+    def text(self, index: int = 0) -> str:
+        """The text of one output so far."""
+        return "".join(choice["text"] for choice in self.choices if choice["index"] == index)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it ended as a stream should."""
+        return bool(self.events) and self.events[-1] == "[DONE]"
 
     @property
     def error(self) -> dict[str, Any] | None:
@@ -241,6 +272,6 @@ def _role(command: list[str], environment: dict[str, str], pid: int) -> Role:
         return "front end"
     if "torch.distributed.run" in command:
         return "torchrun"
-    if "launch/serve.py" in " ".join(command):
+    if any(word.startswith("--model=") for word in command):
         return int(environment.get("RANK", "0"))
     return f"{' '.join(command)} ({pid})"

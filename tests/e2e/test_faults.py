@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.service import Role, Server, Stream, wait_until
+from tests.e2e.service import Role, Server, wait_until
 
 RANK_TIMEOUT = 8.0
 PROMPT = [7] * 3000
@@ -72,7 +72,7 @@ def test_a_rank_killed_while_it_works_fails_open_requests(
 
 def open_stream(server: Server) -> httpx.Response:
     """A stream whose prompt is never through: its answer has not begun when the rank dies."""
-    with Stream(server.url, {"model": "base", "prompt": PROMPT[1:], "stream": True}) as stream:
+    with server.stream(prompt=PROMPT[1:]) as stream:
         stream.response.read()
         return stream.response
 
