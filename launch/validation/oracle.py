@@ -124,7 +124,7 @@ def _load(directory: Path, *, quantize: bool) -> Any:
                 setattr(parent, name, _expanded(bnb, child, child.weight.data))
             elif quantize and type(child) is nn.Linear and name != "lm_head":
                 packed, state = bnb.functional.quantize_4bit(child.weight.data, quant_type="nf4")
-                child.weight.data = bnb.functional.dequantize_4bit(packed, state)
+                child.weight.data = _values(bnb, packed, state)
     # A model that is marked as quantised can be neither cast nor adapted in float64.
     model.is_quantized = model.is_loaded_in_4bit = False
     model.quantization_method = None
@@ -133,14 +133,24 @@ def _load(directory: Path, *, quantize: bool) -> Any:
 
 def _expanded(bnb: Any, linear: Any, packed: Tensor) -> nn.Linear:
     """A 4-bit linear as a plain float32 one."""
-    state = linear.weight.quant_state
-    state.dtype = torch.float32
     plain = nn.Linear(linear.in_features, linear.out_features, linear.bias is not None)
-    values = bnb.functional.dequantize_4bit(packed, state).reshape(state.shape)
+    values = _values(bnb, packed, linear.weight.quant_state)
     plain.weight = nn.Parameter(values, requires_grad=False)
     if linear.bias is not None:
         plain.bias = nn.Parameter(linear.bias.data.float(), requires_grad=False)
     return plain
+
+
+def _values(bnb: Any, packed: Tensor, state: Any) -> Tensor:
+    """float32 values of a 4-bit weight.
+
+    As one row: on the CPU, bitsandbytes 0.50 begins a new block with every row, though blocks run
+    over row ends (seen at rows of 96 in blocks of 64).
+    """
+    shape, state.dtype = state.shape, torch.float32
+    state.shape = torch.Size([shape.numel()])
+    values: Tensor = bnb.functional.dequantize_4bit(packed, state)
+    return values.reshape(shape)
 
 
 def _add_adapters(model: Any, adapters: Mapping[str, AdapterRevision]) -> Any:
