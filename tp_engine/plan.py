@@ -54,7 +54,8 @@ def _empty() -> IntArray:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StepPlan:
-    """One step, the same on all ranks. Sequences stand in the order of their adapter segments."""
+    """One step, the same on all ranks. Sequences of one row come first, and sequences stand in the
+    order of their adapter segments."""
 
     kind: PlanKind
     step: int

@@ -87,7 +87,7 @@ def build_rank(joined: Joined, phase: Phase = nullcontext) -> Rank:
             keep_dense=config.keep_dense and comm.device.type == "cpu",
         )
     # Before the arena takes what memory is left.
-    states = SlotStates(config.max_num_seqs, cuts[comm.rank].vocab, comm.device)
+    states = SlotStates(config.max_num_seqs + 1, cuts[comm.rank].vocab, comm.device)
     layout = PageLayout.choose(dims, cuts, dtype, longest_row_bytes(dims, cuts, dtype))
     with phase("reserve the arena"):
         num_pages = _agree_on_pages(config, layout, comm)
@@ -208,7 +208,6 @@ def _build_runner(
     return Runner(
         decoder=decoder,
         sampler=Sampler(states, [each.vocab for each in cuts], comm),
-        states=states,
         arena=arena,
         kv=kv_views(arena.memory, arena.layout, spec.dims(), cut),
         max_num_seqs=config.max_num_seqs,

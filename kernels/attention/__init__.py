@@ -18,6 +18,9 @@ from torch import Tensor
 class AttentionBatch:
     """Where the keys and values of a step's sequences lie. A new one is made for every step.
 
+    On CUDA a captured step may be padded: with sequences of one row and no context, whose K and V
+    go to a negative page. Nothing is stored for them, and what attention returns is not fixed.
+
     Raises ValueError, naming the field, on a wrong shape or dtype.
     """
 
@@ -28,13 +31,15 @@ class AttentionBatch:
     page_table: Tensor
     """int32 [B, Pmax], pages of each sequence in order; unused places are 0."""
     write_pages: Tensor
-    """int32 [T], the page that takes the K and V of each row."""
+    """int32 [T], the page that takes the K and V of each row; negative in padding."""
     write_slots: Tensor
     """int32 [T], the place in that page."""
     max_query: int
-    """The largest number of rows of one sequence."""
+    """The largest number of rows of one sequence, or a bound of it."""
     max_context: int
-    """The largest of context_lens."""
+    """The largest of context_lens, or a bound of it: a captured graph serves shorter ones too."""
+    decodes: int = 0
+    """So many leading sequences have one row each. A hint on the way to take: 0 is always right."""
     memo: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
     """What a backend derived on the host from this batch, shared by all layers of the step."""
 
@@ -52,6 +57,8 @@ class AttentionBatch:
                 f"context_lens [{batch}], got {tuple(self.query_offsets.shape)} and "
                 f"{tuple(self.page_table.shape)}"
             )
+        if not 0 <= self.decodes <= batch:
+            raise ValueError(f"decodes must be in 0 .. {batch}, got {self.decodes}")
         if self.write_pages.shape != self.write_slots.shape:
             raise ValueError(
                 f"write_slots must be {tuple(self.write_pages.shape)} as write_pages, got "
@@ -76,11 +83,50 @@ class StoreKV(Protocol):
     ) -> None:
         """Put this step's keys and values into their pages.
 
-        Semantics: k_cache[write_pages[t], :, write_slots[t]] = k[t]; v likewise.
+        Semantics: k_cache[write_pages[t], :, write_slots[t]] = k[t] where write_pages[t] >= 0; v
+        likewise.
 
         k, v [T, Hkv, D] in the caches' dtype; k_cache, v_cache [P, Hkv, block, D], written in
         place, nothing but the named places. Raises ValueError, naming the argument, on a wrong
         shape, dtype or stride.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class HeadNorms:
+    """Root-mean-square norms of single heads, as Qwen3 has them before the rotation."""
+
+    q: Tensor
+    """[D], weight for query heads."""
+    k: Tensor
+    """[D], weight for key heads."""
+    eps: float
+
+
+class RotateStore(Protocol):
+    """All that happens to the heads between their projection and attention."""
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        cos_sin: Tensor,
+        positions: Tensor,
+        batch: AttentionBatch,
+        *,
+        norms: HeadNorms | None,
+    ) -> Tensor:
+        """Normalise and rotate queries and keys, put keys and values into their pages.
+
+        Semantics: with norms, q = rms_norm(q, norms.q, eps) and k likewise; q, k = rotary(q, k,
+        cos_sin, positions); store_kv(k, v, k_cache, v_cache, batch). Rounded as in these steps.
+
+        Arguments as in `kernels.fused.Rotary` and `StoreKV`; q, k and v may be views of one
+        projection and are not written. Returns a new [T, Hq, D]. Raises ValueError as those.
         """
         ...
 
@@ -112,4 +158,4 @@ class PagedAttention(Protocol):
         ...
 
 
-__all__ = ["AttentionBatch", "PagedAttention", "StoreKV"]
+__all__ = ["AttentionBatch", "HeadNorms", "PagedAttention", "RotateStore", "StoreKV"]

@@ -10,8 +10,10 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from kernels.attention import AttentionBatch
 from kernels.attention.buckets import Bucket, buckets_of
+from kernels.attention.composed import compose_rotate_store
 from kernels.attention.gather import Geometry, gather
 from kernels.checks import check_attention, check_query_rows, check_store
+from kernels.fused import cpu as fused
 
 _CACHED = 400_000
 """Elements of K, and of V, gathered for a product: what stays in the caches until it is read."""
@@ -29,6 +31,9 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Atte
             places = geometry.token_places(batch.write_pages.long(), batch.write_slots.long())
             batch.memo["store", geometry] = places
         geometry.runs(cache, 1).index_copy_(0, places, source.reshape(-1, geometry.dim))
+
+
+rotate_store = compose_rotate_store(fused.rms_norm, fused.rotary, store_kv)
 
 
 def paged_attention(
@@ -125,4 +130,4 @@ def _bias(bucket: Bucket, window: int | None) -> Tensor | None:
     return torch.zeros(rows, keys).masked_fill_(~seen, float("-inf"))
 
 
-__all__ = ["paged_attention", "store_kv"]
+__all__ = ["paged_attention", "rotate_store", "store_kv"]

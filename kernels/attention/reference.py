@@ -5,15 +5,21 @@ import torch
 from torch import Tensor
 
 from kernels.attention import AttentionBatch
+from kernels.attention.composed import compose_rotate_store
 from kernels.checks import check_attention, check_query_rows, check_store
+from kernels.fused import reference as fused
 
 
 def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch) -> None:
     """See `kernels.attention.StoreKV`."""
     check_store(k, v, k_cache, v_cache, batch)
-    pages, slots = batch.write_pages.long(), batch.write_slots.long()
-    k_cache[pages, :, slots] = k
-    v_cache[pages, :, slots] = v
+    real = batch.write_pages >= 0
+    pages, slots = batch.write_pages[real].long(), batch.write_slots[real].long()
+    k_cache[pages, :, slots] = k[real]
+    v_cache[pages, :, slots] = v[real]
+
+
+rotate_store = compose_rotate_store(fused.rms_norm, fused.rotary, store_kv)
 
 
 def paged_attention(
@@ -34,7 +40,7 @@ def paged_attention(
     check_query_rows(q.shape[0], bounds[-1])
     for b, context in enumerate(batch.context_lens.tolist()):
         start, stop = bounds[b], bounds[b + 1]
-        if start == stop:
+        if start == stop or context == 0:
             continue
         first = context - (stop - start)  # position of the first row
         low = 0 if window is None else max(0, first - window + 1)
@@ -71,4 +77,4 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tens
     return (weights @ v).transpose(0, 1)
 
 
-__all__ = ["paged_attention", "store_kv"]
+__all__ = ["paged_attention", "rotate_store", "store_kv"]

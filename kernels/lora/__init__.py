@@ -34,6 +34,8 @@ class LoraSegments:
     """int64 [G], the descriptor number of each segment; -1: base rows."""
     max_rank: int
     """The largest r of any site of any adapter in the step; 0: no adapter."""
+    max_rows: int | None = None
+    """No segment of an adapter has more rows; None: no bound but T. Kernels choose by it."""
     memo: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
     """What a backend derived on the host from the records, kept for this step only: records may
     be rewritten between steps, never within one."""
@@ -52,6 +54,8 @@ class LoraSegments:
             )
         if self.max_rank < 0:
             raise ValueError(f"max_rank must be >= 0, got {self.max_rank}")
+        if self.max_rows is not None and self.max_rows < 0:
+            raise ValueError(f"max_rows must be >= 0 or None, got {self.max_rows}")
 
 
 class LoraShrink(Protocol):
@@ -76,6 +80,9 @@ class LoraShrink(Protocol):
         x [T, K] floating point, the input that all `sites` share; arena uint8 flat; descriptors
         int64 flat; returns a new float32 [len(sites), T, max_rank]. T and K may be 0. Raises
         ValueError, naming the argument, on a wrong shape or dtype.
+
+        A backend may return h in P parts instead, float32 [P, len(sites), T, max_rank], to be
+        added in order by its own `lora_expand_`; what is said above to be zero is undefined there.
         """
         ...
 
@@ -103,8 +110,8 @@ class LoraExpand(Protocol):
         rounded once to y.dtype. Rows without an adapter, and sites that it doesn't target, keep
         their bits.
 
-        y [T, N_total] floating point, written in place; h float32 [len(sites), T, max_rank] from
-        `lora_shrink`; spans are disjoint and inside N_total. Widths may be 0. Raises ValueError,
+        y [T, N_total] floating point, written in place; h as `lora_shrink` of the same backend
+        returned it; spans are disjoint and inside N_total. Widths may be 0. Raises ValueError,
         naming the argument, on a wrong shape or dtype.
         """
         ...

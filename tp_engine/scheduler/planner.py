@@ -1,4 +1,7 @@
-"""Turns the work of a step into the plan that all ranks follow."""
+"""Turns the work of a step into the plan that all ranks follow.
+
+Sequences of one row come first, then the others; in both, those of one adapter are neighbours.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class Planner:
 
     def step(self, work: Sequence[Work]) -> tuple[StepPlan, list[Work]]:
         """The plan for some work, and the same work in the order of the plan's sequences."""
-        ordered = sorted(work, key=_descriptor)
+        ordered = sorted(work, key=lambda item: (item.rows > 1, _descriptor(item)))
         for item in ordered:
             self._check_pages(item.request)
         sampled = [item.request.params for item in ordered if item.samples]

@@ -1,0 +1,85 @@
+"""A step's arrays survive the trip to the device, and padding says nothing new."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tp_engine.plan import LAST_SAMPLED, NO_ADAPTER, PlanKind, StepPlan
+from tp_engine.step import NARROW, WIDE, HostStep, StepMemory
+
+
+def plan(sequences: list[list[int]], segments: list[list[int]], max_rank: int = 4) -> StepPlan:
+    rows = sum(sequence[1] for sequence in sequences)
+    return StepPlan(
+        kind=PlanKind.STEP,
+        step=0,
+        sequences=np.array(sequences, np.int64).reshape(-1),
+        tokens=np.arange(100, 100 + rows),
+        segments=np.array(segments, np.int64).reshape(-1),
+        max_rank=max_rank,
+    )
+
+
+MIXED = plan([[3, 1, 9, 1], [1, 1, 4, 1], [0, 3, 5, 0], [2, 2, 2, 1]], [[1, 40], [4, -1], [2, 7]])
+
+
+def test_rows_positions_and_bounds_follow_from_the_sequences() -> None:
+    host = HostStep.of(MIXED)
+    assert host.positions.tolist() == [8, 3, 2, 3, 4, 0, 1]
+    assert host.row_slots.tolist() == [3, 1, 0, 0, 0, 2, 2]
+    assert host.logit_rows.tolist() == [0, 1, 6]
+    assert host.query_offsets.tolist() == [0, 1, 2, 5, 7]
+    assert host.segment_offsets.tolist() == [0, 1, 5, 7]
+    assert (host.decodes, host.max_query, host.max_context, host.max_rows) == (2, 3, 9, 2)
+
+
+def test_packing_is_undone_by_unpacking() -> None:
+    host = HostStep.of(MIXED)
+    fields = host.unpack(host.pack(pinned=False))
+    for name in (*WIDE, *NARROW):
+        assert fields[name].tolist() == getattr(host, name).tolist()
+        assert fields[name].dtype == (torch.int64 if name in WIDE else torch.int32)
+
+
+@pytest.mark.parametrize("segments", [[[3, -1]], [[1, 5], [2, -1]], [[1, 5], [1, 6], [1, 7]]])
+@pytest.mark.parametrize("size", [3, 4, 8])
+def test_padding_keeps_the_step_and_adds_rows_without_context(segments, size: int) -> None:
+    step = HostStep.of(plan([[0, 1, 3, 1], [4, 1, 6, 1], [2, 1, 1, 1]], segments))
+    padded = step.padded(size, spare_slot=9)
+    for name in ("tokens", "positions", "row_slots", "slots", "contexts"):
+        assert getattr(padded, name)[:3].tolist() == getattr(step, name).tolist()
+        assert getattr(padded, name).size == size
+    assert padded.slots[3:].tolist() == [9] * (size - 3)
+    assert not padded.contexts[3:].any()
+    assert padded.query_offsets.tolist() == list(range(size + 1))
+    assert padded.descriptors.size == size and padded.segment_offsets.size == size + 1
+    owners = np.repeat(padded.descriptors, np.diff(padded.segment_offsets)).tolist()
+    wanted = [descriptor for rows, descriptor in segments for _ in range(rows)]
+    assert owners == wanted + [NO_ADAPTER] * (size - 3)
+
+
+def test_the_decoder_sees_sampled_tokens_pages_and_adapters() -> None:
+    step = plan([[1, 1, 18, 1], [0, 2, 2, 1]], [[1, 12], [2, -1]])
+    step.tokens[0] = LAST_SAMPLED
+    host = HostStep.of(step)
+    memory = StepMemory(
+        tables=torch.tensor([[5, 0], [7, 8], [-1, -1]], dtype=torch.int32),
+        last_token=torch.tensor([11, 22, -1]),
+        kv=(),
+        arena=torch.zeros(0, dtype=torch.uint8),
+        adapter_records=torch.zeros(0, dtype=torch.int64),
+        block_tokens=16,
+    )
+    seen = memory.step_input(host, host.pack(pinned=False))
+    assert seen.tokens.tolist() == [22, 101, 102]
+    assert seen.attention.page_table.tolist() == [[7, 8], [5, 0]]
+    assert seen.attention.write_pages.tolist() == [8, 5, 5]
+    assert seen.attention.write_slots.tolist() == [1, 0, 1]
+    assert seen.lora is not None
+    assert seen.lora.segments.descriptors.tolist() == [12, -1]
+    spare = HostStep.of(plan([[1, 1, 18, 1]], [[1, -1]], max_rank=0)).padded(2, 2)
+    padded = memory.step_input(spare, spare.pack(pinned=False))
+    assert padded.attention.write_pages.tolist() == [8, -1]
+    assert padded.lora is None

@@ -1,0 +1,182 @@
+"""From a plan to the tensors of a step: flat host arrays, one copy, views on the device.
+
+Legend: T rows, B sequences, R sampled rows, G adapter segments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from kernels import AttentionBatch, LoraSegments
+from tp_engine.layers import LoraBatch, StepInput
+from tp_engine.plan import LAST_SAMPLED, NO_ADAPTER, IntArray, StepPlan
+
+WIDE = ("tokens", "positions", "row_slots", "logit_rows", "descriptors", "slots")
+"""Fields that travel as int64."""
+NARROW = ("query_offsets", "contexts", "segment_offsets")
+"""Fields that travel as int32."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostStep:
+    """A step as the host knows it."""
+
+    tokens: IntArray
+    """[T], `LAST_SAMPLED` where the slot has the token."""
+    positions: IntArray
+    """[T]."""
+    row_slots: IntArray
+    """[T]."""
+    logit_rows: IntArray
+    """[R]."""
+    descriptors: IntArray
+    """[G]."""
+    slots: IntArray
+    """[B]."""
+    query_offsets: IntArray
+    """[B + 1]."""
+    contexts: IntArray
+    """[B]."""
+    segment_offsets: IntArray
+    """[G + 1]."""
+    decodes: int
+    """Leading sequences of one row."""
+    max_query: int
+    max_context: int
+    """Largest context, or a bound of it."""
+    max_rank: int
+    """Largest LoRA rank, or a bound of it; 0 without adapters."""
+    max_rows: int
+    """Most rows of an adapter's segment."""
+
+    @classmethod
+    def of(cls, plan: StepPlan) -> HostStep:
+        """Spell out what a plan says."""
+        slots, rows, contexts, samples = plan.sequences.reshape(-1, 4).T
+        ends = np.cumsum(rows)
+        lengths, descriptors = plan.segments.reshape(-1, 2).T
+        several = np.flatnonzero(rows > 1)
+        return cls(
+            tokens=plan.tokens,
+            # Row t of a sequence that ends before row e with context c has position c - (e - t).
+            positions=np.arange(ends[-1]) + np.repeat(contexts - ends, rows),
+            row_slots=np.repeat(slots, rows),
+            logit_rows=ends[samples == 1] - 1,
+            descriptors=descriptors,
+            slots=slots,
+            query_offsets=np.concatenate([[0], ends]),
+            contexts=contexts,
+            segment_offsets=np.concatenate([[0], np.cumsum(lengths)]),
+            decodes=int(several[0]) if several.size else rows.size,
+            max_query=int(rows.max()),
+            max_context=int(contexts.max()),
+            max_rank=plan.max_rank,
+            max_rows=int(lengths[descriptors >= 0].max(initial=0)),
+        )
+
+    def padded(self, size: int, spare_slot: int) -> HostStep:
+        """A decode step of ``size`` sequences that says the same.
+
+        What is added are sequences of one row without a context, in a slot that has no pages, and
+        empty segments: nothing is stored or read for them.
+        """
+        more = size - self.slots.size
+        offsets = np.full(size + 1, self.tokens.size, np.int64)
+        offsets[: self.segment_offsets.size] = self.segment_offsets
+        offsets[-1] = size  # the last segment holds the padding rows
+        return replace(
+            self,
+            tokens=_extend(self.tokens, more, 0),
+            positions=_extend(self.positions, more, 0),
+            row_slots=_extend(self.row_slots, more, spare_slot),
+            logit_rows=np.arange(size),
+            descriptors=_extend(self.descriptors, size - self.descriptors.size, NO_ADAPTER),
+            slots=_extend(self.slots, more, spare_slot),
+            query_offsets=np.arange(size + 1),
+            contexts=_extend(self.contexts, more, 0),
+            segment_offsets=offsets,
+            decodes=size,
+        )
+
+    def pack(self, *, pinned: bool) -> Tensor:
+        """All arrays in one uint8 tensor on the host, in the order that `unpack` expects."""
+        wide = np.concatenate([getattr(self, name) for name in WIDE])
+        narrow = np.concatenate([getattr(self, name) for name in NARROW]).astype(np.int32)
+        data = np.concatenate([_bytes(wide), _bytes(narrow)])
+        packed = torch.empty(data.size, dtype=torch.uint8, pin_memory=pinned)
+        packed.numpy()[:] = data
+        return packed
+
+    def unpack(self, packed: Tensor) -> dict[str, Tensor]:
+        """Views of a packed step of the same sizes, wherever it is."""
+        sizes = {name: getattr(self, name).size for name in (*WIDE, *NARROW)}
+        start = 8 * sum(sizes[name] for name in WIDE)
+        wide = torch.split(packed[:start].view(torch.int64), [sizes[name] for name in WIDE])
+        narrow = torch.split(packed[start:].view(torch.int32), [sizes[name] for name in NARROW])
+        return dict(zip((*WIDE, *NARROW), (*wide, *narrow), strict=True))
+
+
+def _extend(array: IntArray, count: int, value: int) -> IntArray:
+    return np.concatenate([array, np.full(count, value, np.int64)])
+
+
+def _bytes(array: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
+    return np.ascontiguousarray(array).view(np.uint8)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepMemory:
+    """What a step refers to and what outlives it, on the device."""
+
+    tables: Tensor
+    """int32 [slots + 1, blocks]: page of each block by slot. The spare last slot has none: -1."""
+    last_token: Tensor
+    """int64 [slots + 1]."""
+    kv: tuple[tuple[Tensor, Tensor], ...]
+    """Key and value cache by layer."""
+    arena: Tensor
+    """uint8, flat."""
+    adapter_records: Tensor
+    """int64, flat."""
+    block_tokens: int
+
+    def step_input(self, host: HostStep, packed: Tensor) -> StepInput:
+        """The input of the decoder, from a packed step on the device."""
+        fields = host.unpack(packed)
+        row_slots, positions = fields["row_slots"], fields["positions"]
+        tokens = fields["tokens"]
+        tokens = torch.where(tokens == LAST_SAMPLED, self.last_token[row_slots], tokens)
+        blocks = -(-host.max_context // self.block_tokens)
+        return StepInput(
+            tokens=tokens,
+            positions=positions,
+            attention=AttentionBatch(
+                query_offsets=fields["query_offsets"],
+                context_lens=fields["contexts"],
+                page_table=self.tables[fields["slots"], :blocks],
+                write_pages=self.tables[row_slots, positions // self.block_tokens],
+                write_slots=(positions % self.block_tokens).to(torch.int32),
+                max_query=host.max_query,
+                max_context=host.max_context,
+                decodes=host.decodes,
+            ),
+            logit_rows=fields["logit_rows"],
+            kv=self.kv,
+            lora=self._lora(host, fields),
+        )
+
+    def _lora(self, host: HostStep, fields: dict[str, Tensor]) -> LoraBatch | None:
+        if host.max_rank == 0:
+            return None
+        segments = LoraSegments(
+            offsets=fields["segment_offsets"],
+            descriptors=fields["descriptors"],
+            max_rank=host.max_rank,
+            max_rows=host.max_rows,
+        )
+        return LoraBatch(arena=self.arena, descriptors=self.adapter_records, segments=segments)
