@@ -47,6 +47,8 @@ class Ops:
     """silu(gate) * up."""
     rotary: Rotary
     """Rotary positions of queries and keys."""
+    capturable: bool = False
+    """Whether a step made of these can be captured in a CUDA graph."""
 
 
 def ops_for(device: torch.device, *, deterministic: bool = False) -> Ops:

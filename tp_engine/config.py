@@ -159,6 +159,8 @@ class EngineConfig:
     """Share of the arena that adapters without a running request may keep."""
     enable_prefix_caching: bool = True
     """Reuse the pages of equal prompt beginnings (same adapter revision and tenant)."""
+    enforce_eager: bool = False
+    """On a GPU, launch every kernel of a decode step instead of replaying captured steps."""
     deterministic: bool = False
     """Make a request's tokens independent of whatever shares its batch, at some cost in speed."""
     seed: int | None = None

@@ -179,7 +179,8 @@ class Engine:
         return True
 
     def warm_up(self) -> None:
-        """Run a short request of the base and of one adapter through all ranks, uncounted."""
+        """Run a short request of the base and of one adapter through all ranks, uncounted, and let
+        the ranks capture their decode steps."""
         params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
         before = dict(self.counters)
         for digest in ["", *list(self.adapters)[:1]]:
@@ -189,6 +190,10 @@ class Engine:
         while self._requests:
             self.step()
         self.counters = before
+        ranks = [adapter.max_rank for adapter in self.adapters.values()]
+        plan = self._planner.control(PlanKind.CAPTURE, max_rank=max(ranks, default=0))
+        self._send(plan)
+        self.worker.run(plan)
 
     def control(self, kind: PlanKind) -> None:
         """Send a plan without work: a heartbeat, or the word to return or stop."""

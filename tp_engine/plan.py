@@ -46,6 +46,8 @@ class PlanKind(IntEnum):
     """Leave the serving loop; the process goes on (offline use)."""
     STOP = 5
     """Leave the serving loop and the process."""
+    CAPTURE = 6
+    """Capture decode graphs for LoRA ranks up to ``max_rank``."""
 
 
 def _empty() -> IntArray:

@@ -197,11 +197,12 @@ def _build_runner(
     config, spec, comm = joined.config, joined.spec, joined.comm
     assert config.max_model_len is not None
     cut = cuts[comm.rank]
+    ops = ops_for(comm.device, deterministic=config.deterministic)
     decoder = Decoder(
         spec,
         cut,
         weights,
-        ops_for(comm.device, deterministic=config.deterministic),
+        ops,
         comm,
         max_positions=config.max_model_len,
     )
@@ -213,6 +214,7 @@ def _build_runner(
         max_num_seqs=config.max_num_seqs,
         max_model_len=config.max_model_len,
         device=comm.device,
+        capture=ops.capturable and joined.backend == "nccl" and not config.enforce_eager,
     )
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tp_engine.adapters import AdapterImage, relocate
+from tp_engine.graphs import DecodeGraphs
 from tp_engine.memory import PageLayout
 from tp_engine.models import Decoder
 from tp_engine.plan import IntArray, SlotInit, StepPlan
@@ -59,8 +60,14 @@ class Runner:
         max_num_seqs: int,
         max_model_len: int,
         device: torch.device,
+        capture: bool,
     ) -> None:
-        """Bind a rank's parts together; the sampler has one slot more than ``max_num_seqs``."""
+        """Bind a rank's parts together.
+
+        Args:
+            sampler: with one slot more than ``max_num_seqs``, for padding.
+            capture: run decode steps as CUDA graphs.
+        """
         self._decoder = decoder
         self._sampler = sampler
         self.arena = arena
@@ -77,6 +84,15 @@ class Runner:
             adapter_records=arena.descriptors,
             block_tokens=arena.layout.block_tokens,
         )
+        self._graphs: DecodeGraphs | None = None
+        if capture:
+            self._graphs = DecodeGraphs(
+                decoder.forward,
+                self._memory,
+                max_num_seqs=max_num_seqs,
+                max_model_len=max_model_len,
+                device=device,
+            )
         self.forward_calls = 0
 
     def register(self, handle: int, image: AdapterImage) -> None:
@@ -111,7 +127,15 @@ class Runner:
             full_rows=plan.full_rows,
         )
 
+    @torch.inference_mode()
+    def capture(self, max_rank: int) -> None:
+        """Capture decode graphs now rather than when they are first needed."""
+        if self._graphs is not None:
+            self._graphs.capture_all(max_rank)
+
     def _forward(self, host: HostStep) -> Tensor:
+        if self._graphs is not None and (logits := self._graphs.run(host)) is not None:
+            return logits
         packed = host.pack(pinned=self._device.type == "cuda")
         packed = packed.to(self._device, non_blocking=True)
         return self._decoder.forward(self._memory.step_input(host, packed))

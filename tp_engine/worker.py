@@ -33,6 +33,8 @@ class Worker:
             return self.runner.execute(plan)
         if plan.kind is PlanKind.REGISTER:
             self._receive_adapter(plan, images)
+        elif plan.kind is PlanKind.CAPTURE:
+            self.runner.capture(plan.max_rank)
         elif plan.kind is PlanKind.UNREGISTER:
             self.runner.unregister(int(plan.register[0]))
         return None

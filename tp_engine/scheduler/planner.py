@@ -27,9 +27,9 @@ class Planner:
         self._eos_ids = eos_ids
         self._step = 0
 
-    def control(self, kind: PlanKind, register: Sequence[int] = ()) -> StepPlan:
-        """A plan without a forward pass."""
-        return StepPlan(kind=kind, step=self._next(), register=_array(register))
+    def control(self, kind: PlanKind, register: Sequence[int] = (), max_rank: int = 0) -> StepPlan:
+        """A plan without a step."""
+        return StepPlan(kind=kind, step=self._next(), register=_array(register), max_rank=max_rank)
 
     def step(self, work: Sequence[Work]) -> tuple[StepPlan, list[Work]]:
         """The plan for some work, and the same work in the order of the plan's sequences."""
