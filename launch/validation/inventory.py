@@ -28,7 +28,12 @@ def base_entries(
     Raises:
         LiveError: a tensor is missing, of another kind or of another shape than the cut says.
     """
-    return list(_Base(cut, dims, source).entries(weights, tied=tied))
+    entries = list(_Base(cut, dims, source).entries(weights, tied=tied))
+    listed = {entry.name for entry in entries} | ({HEAD} if tied else set())
+    missing = sorted(source.names() - listed)
+    if missing:
+        raise LiveError(f"the rank holds nothing of {', '.join(missing)}")
+    return entries
 
 
 class _Base:
@@ -134,9 +139,11 @@ class _Base:
             block=whole.blocksize,
         )
         if weight.dense is not None:
+            dense = weight.dense[first : first + part.rows.size]
+            self._check(f"{name} ({Kind.COPY})", dense, part)
             yield entry(
                 kind=Kind.COPY,
-                live=Plain(tensor=weight.dense[first : first + part.rows.size]),
+                live=Plain(tensor=dense),
                 whole=lambda r: source.packed(name).values(r, dtype),
             )
         yield self._phase(name, layer, live, part)
@@ -188,10 +195,7 @@ class _Base:
         *,
         vector: bool = False,
     ) -> Entry:
-        need = (part.rows.size, part.cols.size)
-        if tuple(tensor.shape) != need or tensor.dtype != self._source.dtype:
-            found = f"{tensor.dtype} {list(tensor.shape)}"
-            raise LiveError(f"{name}: {found}, need {self._source.dtype} {list(need)}")
+        self._check(name, tensor, part)
         return Entry(
             name=name,
             kind=kind,
@@ -202,3 +206,9 @@ class _Base:
             whole=lambda rows: self._source.plain(name, rows),
             vector=vector,
         )
+
+    def _check(self, name: str, tensor: Tensor, part: WeightSlice) -> None:
+        need = (part.rows.size, part.cols.size)
+        if tuple(tensor.shape) != need or tensor.dtype != self._source.dtype:
+            found = f"{tensor.dtype} {list(tensor.shape)}"
+            raise LiveError(f"{name}: {found}, need {self._source.dtype} {list(need)}")

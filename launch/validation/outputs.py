@@ -37,7 +37,7 @@ def check_outputs(loaded: Loaded, registry: AdapterRegistry, batch: Batch) -> Re
     sharded = RecordingDecoder(loaded)
     whole = None if alone is None else RecordingDecoder(alone)
     comparison = _Comparison(loaded, batch)
-    ran = run_check("loading and running at world size 1", batch, start)
+    ran = run_check("load and run unsharded", batch, start)
     for group, sequences, digests, top in groups(loaded, registry, batch):
         comm.gather_numbers([1])  # nobody waits in a collective while rank 0 works alone
         mine = sharded.run(sequences, digests, top)

@@ -42,8 +42,8 @@ class Report:
         """For people."""
         config, comm = self.rank.config, self.rank.comm
         lines = [
-            f"{config.model} on {comm.world} ranks ({comm.device.type}, {config.dtype}), "
-            f"{len(self.registry.adapters)} adapters",
+            f"{config.model} at world size {comm.world} on {comm.device.type} in {config.dtype}; "
+            f"adapters: {', '.join(self.registry.adapters) or 'none'}",
             *_table(self.result.checks),
             *_listed(self.result.mismatches),
         ]

@@ -60,7 +60,7 @@ def _validate(options: ValidateOptions) -> bool:
     vocab = joined.spec.vocab_size
     batch = Batch.of(base, registry.adapters, vocab=vocab, positions=positions)
     loaded = load(joined, registry, batch)
-    ran = run_check(f"loading and running on {joined.comm.world} ranks", batch, start)
+    ran = run_check(f"load and run at world size {joined.comm.world}", batch, start)
     comm = loaded.rank.comm
     with Checkpoint.open(joined.directory) as checkpoint:
         entries = _entries(loaded, registry, checkpoint)

@@ -72,6 +72,17 @@ class WholeSource:
         self._quantize = quantize
         self._last: tuple[str, PackedWhole] | None = None
 
+    def names(self) -> set[str]:
+        """All weights, biases and norms; without the statistics of quantised weights, and without
+        the rotary buffers that older files keep and none uses."""
+        packed = {n.removesuffix(_STATE) for n in self._checkpoint.names if n.endswith(_STATE)}
+        statistics = tuple(f"{name}." for name in packed)
+        return {
+            name
+            for name in self._checkpoint.names
+            if not name.startswith(statistics) and not name.endswith("rotary_emb.inv_freq")
+        }
+
     def is_packed(self, name: str, *, linear: bool) -> bool:
         """Whether a rank must hold this weight as NF4; ``linear``: of a layer's linear module."""
         return name + _STATE in self._checkpoint or (self._quantize and linear)

@@ -248,6 +248,17 @@ def test_a_shard_of_another_rank_is_refused_everywhere(files: Files) -> None:
     assert not any(outcome.mismatches for (_, name), outcome in found.items() if "attn" not in name)
 
 
+def test_a_tensor_that_no_rank_holds_is_named(files: Files) -> None:
+    spec = ModelSpec.from_directory(files.nf4)
+    (whole,) = cut_model(spec.dims(), 1)
+    weights = load_weights(spec, files.nf4, whole, dtype=torch.float32, device=CPU)
+    weights.layers[1] = dataclasses.replace(weights.layers[1], qkv_bias=None)
+    with Checkpoint.open(files.nf4) as checkpoint:
+        source = WholeSource(checkpoint, torch.float32, quantize=False)
+        with pytest.raises(LiveError, match=r"nothing of .*layers\.1\.self_attn\.q_proj\.bias"):
+            base_entries(weights, whole, spec.dims(), source, tied=True)
+
+
 def test_a_shard_of_another_size_or_kind_is_refused(files: Files) -> None:
     spec = ModelSpec.from_directory(files.nf4)
     (whole,), (half, _) = cut_model(spec.dims(), 1), cut_model(spec.dims(), 2)
