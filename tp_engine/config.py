@@ -137,6 +137,8 @@ class EngineConfig:
     """Type of activations; auto is bfloat16 on a GPU and float32 on the CPU."""
     quantize: Literal["nf4"] | None = None
     """Quantise a full-precision checkpoint while loading it."""
+    load_format: Literal["safetensors", "dummy"] = "safetensors"
+    """What the weights are; dummy makes random ones of the configuration's shapes, to measure."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where ranks compute; auto is cuda when a GPU is visible."""
     backend: Literal["auto", "nccl", "gloo"] = "auto"

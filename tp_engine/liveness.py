@@ -15,8 +15,10 @@ import selectors
 import signal
 import socket
 import struct
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -62,7 +64,13 @@ class Watchdog:
                 return self._die("torchrun is gone")
             still = time.monotonic() - self._last
             if still > self._limit:
+                log.error("rank %d stands at\n%s", self._rank, _main_stack())
                 return self._die(f"rank {self._rank} made no progress for {still:.1f} s")
+
+
+def _main_stack() -> str:
+    frame = sys._current_frames()[threading.main_thread().ident or 0]
+    return "".join(traceback.format_stack(frame))
 
 
 class Liveness:

@@ -25,7 +25,7 @@ from tp_engine.memory import PageLayout, kv_block_bytes, kv_views
 from tp_engine.models import Decoder
 from tp_engine.runner import Arena, Runner
 from tp_engine.sampling import Sampler, SlotStates
-from tp_engine.weights import RankWeights, load_weights
+from tp_engine.weights import RankWeights, dummy_weights, load_weights
 from tp_engine.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -77,15 +77,7 @@ def build_rank(joined: Joined, phase: Phase = nullcontext) -> Rank:
     dims, dtype = spec.dims(), getattr(torch, config.dtype)
     cuts = cut_model(dims, comm.world)
     with phase("load weights"):
-        weights = load_weights(
-            spec,
-            directory,
-            cuts[comm.rank],
-            dtype=dtype,
-            device=comm.device,
-            quantize=config.quantize,
-            keep_dense=config.keep_dense and comm.device.type == "cpu",
-        )
+        weights = _load(joined, cuts[comm.rank], dtype)
     # Before the arena takes what memory is left.
     states = SlotStates(config.max_num_seqs + 1, cuts[comm.rank].vocab, comm.device)
     layout = PageLayout.choose(dims, cuts, dtype, longest_row_bytes(dims, cuts, dtype))
@@ -185,6 +177,21 @@ def base_digest(directory: Path) -> str:
         with path.open("rb") as file:
             sha.update(file.read(65536))
     return sha.hexdigest()
+
+
+def _load(joined: Joined, cut: RankCut, dtype: torch.dtype) -> RankWeights:
+    config, device = joined.config, joined.comm.device
+    if config.load_format == "dummy":
+        return dummy_weights(joined.spec, cut, dtype=dtype, device=device, quantize=config.quantize)
+    return load_weights(
+        joined.spec,
+        joined.directory,
+        cut,
+        dtype=dtype,
+        device=device,
+        quantize=config.quantize,
+        keep_dense=config.keep_dense and device.type == "cpu",
+    )
 
 
 def _build_runner(

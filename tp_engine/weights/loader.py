@@ -10,12 +10,12 @@ from torch import Tensor
 
 from kernels.nf4 import DenseWeight, Weight
 from sharding import Checkpoint, LayerCut, RankCut, Span, WeightSlice, weight_slice
-from sharding.nf4 import BnbTensor
 from tp_engine.models.spec import ModelSpec
+from tp_engine.weights.dummy import DummyReader
 from tp_engine.weights.reader import Member, TensorReader, WeightError
 from tp_engine.weights.types import LayerWeights, RankWeights
 
-__all__ = ["load_weights"]
+__all__ = ["dummy_weights", "load_weights"]
 
 EMBEDDING: Final = "model.embed_tokens.weight"
 HEAD: Final = "lm_head.weight"
@@ -67,10 +67,23 @@ def module_name(layer: int, site: str) -> str:
     return f"model.layers.{layer}.{block}.{site}"
 
 
+def dummy_weights(
+    spec: ModelSpec,
+    cut: RankCut,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantize: Literal["nf4"] | None = None,
+) -> RankWeights:
+    """Random weights of a rank's shapes, for measuring; arguments as in `load_weights`."""
+    reader = DummyReader(dtype=dtype, device=device, quantize=quantize == "nf4", seed=cut.rank)
+    return _Loader(spec, reader).load(cut)
+
+
 class _Loader:
     """Which tensors make up which part of the model."""
 
-    def __init__(self, spec: ModelSpec, reader: TensorReader) -> None:
+    def __init__(self, spec: ModelSpec, reader: TensorReader | DummyReader) -> None:
         self._spec = spec
         self._dims = spec.dims()
         self._reader = reader
@@ -89,15 +102,14 @@ class _Loader:
         return name, shape, WeightSlice(rows=rows, cols=Span(0, self._spec.hidden_size))
 
     def _head(self, embedding: Tensor, rows: Span) -> Weight:
-        checkpoint = self._reader.checkpoint
         if self._spec.tie_word_embeddings:
-            if HEAD in checkpoint and not self._reader.same(EMBEDDING, HEAD, rows):
+            if self._reader.holds(HEAD) and not self._reader.same(EMBEDDING, HEAD, rows):
                 raise WeightError(
                     f"{HEAD} differs from {EMBEDDING}, but tie_word_embeddings is true"
                 )
             return DenseWeight(weight=embedding)
         member = self._vocabulary(HEAD, rows)
-        if BnbTensor.is_quantized(checkpoint, HEAD):
+        if self._reader.quantized(HEAD):
             return self._reader.linear([member])[0]
         return DenseWeight(weight=self._reader.dense(member))
 

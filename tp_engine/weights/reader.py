@@ -73,7 +73,7 @@ class TensorReader:
 
     def linear(self, members: Sequence[Member]) -> tuple[Weight, ...]:
         """Weights that share their input: fused into one, or one each where their kinds differ."""
-        stored = [BnbTensor.is_quantized(self.checkpoint, name) for name, _, _ in members]
+        stored = [self.quantized(name) for name, _, _ in members]
         if not any(stored) and not self._quantize:
             return (DenseWeight(weight=self.dense(*members)),)
         parts: list[Weight] = [
@@ -86,6 +86,14 @@ class TensorReader:
         if len(packed) == len(parts) and len({part.blocksize for part in packed}) == 1:
             return (self._place(stack_rows(packed)),)
         return tuple(self._place(p) if isinstance(p, NF4Weight) else p for p in parts)
+
+    def holds(self, name: str) -> bool:
+        """Whether the checkpoint has a tensor of this name."""
+        return name in self.checkpoint
+
+    def quantized(self, name: str) -> bool:
+        """Whether it is stored as NF4."""
+        return BnbTensor.is_quantized(self.checkpoint, name)
 
     def same(self, first: str, second: str, rows: Span) -> bool:
         """Whether some rows of two stored tensors have equal values."""
