@@ -1,0 +1,34 @@
+"""`rotate_store` out of its single steps, for backends that gain nothing from one launch."""
+
+from torch import Tensor
+
+from kernels.attention import AttentionBatch, HeadNorms, RotateStore, StoreKV
+from kernels.fused import RMSNorm, Rotary
+
+
+def compose_rotate_store(rms_norm: RMSNorm, rotary: Rotary, store_kv: StoreKV) -> RotateStore:
+    """Return an op that runs the given ones one after the other."""
+
+    def rotate_store(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        cos_sin: Tensor,
+        positions: Tensor,
+        batch: AttentionBatch,
+        *,
+        norms: HeadNorms | None,
+    ) -> Tensor:
+        """See `kernels.attention.RotateStore`."""
+        if norms is not None:
+            q, k = rms_norm(q, norms.q, norms.eps), rms_norm(k, norms.k, norms.eps)
+        q, k = rotary(q, k, cos_sin, positions)
+        store_kv(k, v, k_cache, v_cache, batch)
+        return q
+
+    return rotate_store
+
+
+__all__ = ["compose_rotate_store"]
