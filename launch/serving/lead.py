@@ -13,7 +13,13 @@ from dataclasses import replace
 
 from launch.options import Options, resolved
 from launch.preflight import RankEnvironment, check_model_directory, check_port, start_warnings
-from launch.serving.ending import StopRequest, end_if_lost, end_now, serving_signals
+from launch.serving.ending import (
+    LOSS_SECONDS,
+    StopRequest,
+    end_if_lost,
+    end_now,
+    serving_signals,
+)
 from launch.serving.start import start_rank
 from server.process import start_front_end
 from server.settings import FrontEndSettings
@@ -129,7 +135,8 @@ class Lead:
             engine.warm_up()
         engine.control(PlanKind.RETURN)
         serving_signals(self._stop.handle)
-        self._watchdog.limit(config.rank_timeout)
+        # Later than the others: who waits for a rank that hangs lets it tell so itself.
+        self._watchdog.limit(config.rank_timeout + LOSS_SECONDS)
         self._announce(engine, registry, phases.seconds)
         self._loop(engine, registry, liveness)
 
@@ -152,7 +159,7 @@ class Lead:
             service.run()
         except Exception as error:
             end_if_lost(liveness)
-            self._fail_open_requests(f"{type(error).__name__}: {error}")
+            self._fail_open_requests()
             raise RuntimeError("the serving loop failed") from error
         liveness.close()
         engine.control(PlanKind.STOP)
@@ -160,7 +167,8 @@ class Lead:
         self._watchdog.limit(math.inf)
         log.info("drained; the service has ended")
 
-    def _fail_open_requests(self, reason: str) -> None:
+    def _fail_open_requests(self) -> None:
+        reason = "the engine failed; the server's log has the details"
         with suppress(FrontEndGone):
             self._link.send([Failed(request_id="", code="engine_dead", message=reason)])
             self._wait_for_front_end(LEAVE_SECONDS)

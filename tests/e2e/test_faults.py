@@ -31,6 +31,26 @@ def three_ranks(directory: Path, model: Path) -> Iterator[Server]:
         yield server.wait_ready()
 
 
+FAULT = """
+import os, runpy, sys, time
+sys.path.insert(0, os.getcwd())
+from tp_engine.runner import Runner
+execute, calls = Runner.execute, 0
+
+def faulty(self, plan):
+    global calls
+    calls += 1
+    if calls == 40 and os.environ["RANK"] == "{rank}":
+        {fault}
+    return execute(self, plan)
+
+Runner.execute = faulty
+sys.argv[0] = "launch/serve.py"
+runpy.run_path("launch/serve.py", run_name="__main__")
+"""
+"""serve.py, with a fault in the middle of one rank's work."""
+
+
 def check_end(server: Server, start: float, reason: str) -> None:
     """The service ended loudly and in time, and left nothing."""
     code = server.wait_ended(RANK_TIMEOUT + 10)
@@ -123,3 +143,42 @@ def test_ranks_do_not_outlive_torchrun(model: Path, tmp_path: Path) -> None:
         stream.read_all()
         assert stream.error is not None and stream.error["code"] == "engine_dead"
         check_end(server, start, "torchrun is gone")
+
+
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_an_error_in_the_serving_loop_fails_open_requests(
+    ranks: int | None, model: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(FAULT.format(rank=0, fault="raise ValueError('a fault of the test')"))
+    with Server(tmp_path, model, *OPTIONS, ranks=ranks, script=str(script)) as server:
+        with server.wait_ready().stream(max_tokens=3000) as stream:
+            start = time.monotonic()
+            stream.read_all()
+        assert stream.error is not None and stream.error["code"] == "engine_dead"
+        assert "a fault of the test" not in stream.error["message"]
+        check_end(server, start, "ValueError: a fault of the test")
+        assert "Traceback" in server.log
+
+
+def test_a_rank_whose_work_hangs_is_named(model: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(FAULT.format(rank=1, fault="time.sleep(1000)"))
+    with Server(tmp_path, model, *OPTIONS, script=str(script)) as server:
+        with server.wait_ready().stream(max_tokens=3000) as stream:
+            stream.read(20)
+            start = time.monotonic()
+            stream.read_all()
+        assert stream.error is not None and stream.error["code"] == "engine_dead"
+        check_end(server, start, "[rank 0] launch.serving.ending: the service ends: rank 1 is gone")
+        assert "rank 1 made no progress for" in server.log
+        assert "time.sleep(1000)" in server.log or "in faulty" in server.log
+
+
+def test_a_front_end_that_hangs_does_not_hold_the_end(model: Path, tmp_path: Path) -> None:
+    with Server(tmp_path, model, *OPTIONS, "--drain-timeout=1", ranks=None) as server:
+        server.wait_ready().signal("front end", signal.SIGSTOP)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait_ended(20) == 0
+        assert "did not leave" in server.log
+        assert server.leftovers() == []
