@@ -112,9 +112,11 @@ class Liveness:
 
     def wait_for_peers(self, timeout: float) -> None:
         """Rank 0, last of all: stay until every peer has left, so that none misses the word."""
+        if self._peers:
+            self._thread.join()
         for peer in self._peers:
             peer.settimeout(timeout)
-            with suppress(OSError):  # slow or gone: either way there is no more to wait for
+            with peer, suppress(OSError):  # slow or gone: there is no more to wait for
                 while peer.recv(4096):
                     pass
 
@@ -159,7 +161,10 @@ class Liveness:
                 peer.close()
 
     def _run(self) -> None:
-        selector = selectors.DefaultSelector()
+        with selectors.DefaultSelector() as selector:
+            self._listen_to(selector)
+
+    def _listen_to(self, selector: selectors.BaseSelector) -> None:
         heard = dict.fromkeys(self._peers, time.monotonic())
         for peer in self._peers:
             selector.register(peer, selectors.EVENT_READ)
