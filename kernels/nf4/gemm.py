@@ -1,0 +1,127 @@
+"""Launches the NF4 product: checks, workspace, grid."""
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import triton
+from torch import Tensor
+
+from kernels.checks import reject
+from kernels.nf4.codebook import BITS, EXACT, TABLE
+from kernels.nf4.gemm_kernel import nf4_gemm
+from kernels.nf4.packed import BLOCK, PackedNF4
+
+_PARTIAL_SUMS = 1 << 23
+_PROGRAMS = 1 << 14
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GemmConfig:
+    """How one product is cut up."""
+
+    tiles: int
+    """Tiles of 16 output features a program; a power of two, at most 8."""
+    rows: int
+    """Rows of x a program; a power of two, at least 8."""
+    blocks: int = 4
+    """Blocks of 64 columns a step: 2 or 4."""
+    split: int = 1
+    """Programs that share the columns of one output."""
+    warps: int = 4
+    """Warps a program; with 4 or 8 and at least 4 tiles, Hopper multiplies by `wgmma`."""
+    stages: int = 3
+    """Steps whose loads are in flight."""
+    scale_weights: bool = False
+    """Scale weights before the product instead of partial sums after it."""
+
+    def __post_init__(self) -> None:
+        if self.tiles not in (1, 2, 4, 8) or self.blocks not in (2, 4):
+            raise ValueError(
+                f"tiles must be 1, 2, 4 or 8 and blocks 2 or 4, got {self.tiles}, {self.blocks}"
+            )
+        if self.rows < 8 or self.rows & (self.rows - 1):
+            raise ValueError(f"rows must be a power of two from 8 on, got {self.rows}")
+
+    @property
+    def by_warpgroups(self) -> bool:
+        """Whether Triton picks `wgmma` on Hopper, which takes columns in their natural order."""
+        return self.warps % 4 == 0 and self.tiles >= 4
+
+
+def multiply(x: Tensor, w: PackedNF4, bias: Tensor | None, config: GemmConfig) -> Tensor:
+    """Return x W^T + bias as [T, N] in x.dtype.
+
+    x [T, K] with adjacent columns. Weights take part as bfloat16(GAIN * code) * bfloat16(absmax),
+    products in float32: within 2^-8 of each exact weight. With `scale_weights` the product of the
+    two is rounded once more to bfloat16. T and N at least 1. Programs of one device share a
+    workspace, so products that split columns must not run on two streams at a time.
+    """
+    if x.stride(1) != 1:
+        reject("x", "of adjacent columns", x)
+    rows, features = x.shape[0], w.rows
+    y = x.new_empty(rows, features)
+    blocks = w.words.shape[1] // (2 * BLOCK)
+    grid = (
+        triton.cdiv(rows, config.rows),
+        triton.cdiv(features, 16 * config.tiles),
+        config.split,
+    )
+    partial, arrived = _workspace(x.device)
+    sums = grid[0] * grid[1] * grid[2] * 16 * config.tiles * config.rows
+    if config.split > 1 and (sums > partial.numel() or grid[0] * grid[1] > arrived.numel()):
+        raise ValueError(f"split must be 1 for so large an output, got {config.split}")
+    use_prmt = x.is_cuda and x.dtype == torch.bfloat16
+    nf4_gemm[grid](
+        x,
+        w.words,
+        w.scales,
+        _prmt_table(x.device) if use_prmt else _value_table(x.device, x.dtype),
+        bias,
+        y,
+        partial,
+        arrived,
+        rows,
+        features,
+        w.columns,
+        w.scales.shape[1],
+        x.stride(0),
+        blocks // config.blocks,
+        TILES=config.tiles,
+        BM=config.rows,
+        BLOCKS=config.blocks,
+        SPLIT=config.split,
+        STAGES=config.stages,
+        QUADS=not config.by_warpgroups,
+        HAS_BIAS=bias is not None,
+        EVEN_COLUMNS=w.columns == blocks * BLOCK,
+        SCALE_WEIGHTS=config.scale_weights,
+        USE_PRMT=use_prmt,
+        num_warps=config.warps,
+        num_stages=config.stages,
+    )
+    return y
+
+
+@cache
+def _workspace(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Partial sums, and arrivals, which every launch leaves at zero."""
+    partial = torch.empty(_PARTIAL_SUMS, dtype=torch.float32, device=device)
+    return partial, torch.zeros(_PROGRAMS, dtype=torch.int32, device=device)
+
+
+@cache
+def _prmt_table(device: torch.device) -> Tensor:
+    signed = [word - (1 << 32) if word >> 31 else word for word in TABLE]
+    return torch.tensor(signed, dtype=torch.int32, device=device)
+
+
+@cache
+def _value_table(device: torch.device, dtype: torch.dtype) -> Tensor:
+    if dtype != torch.bfloat16:
+        return torch.tensor(EXACT, dtype=torch.float32, device=device)
+    bits = torch.tensor(BITS, dtype=torch.int32, device=device) << 16
+    return bits.view(torch.float32)
+
+
+__all__ = ["GemmConfig", "multiply"]

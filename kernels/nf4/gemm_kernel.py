@@ -1,0 +1,218 @@
+"""The NF4 product in Triton: Y^T = W X^T, weights unpacked straight into tensor core fragments.
+
+Legend: a program has TILES tiles of 16 output features and BM rows of x, and adds up 64-column
+blocks, BLOCKS a step, over its part of the columns. See `packed.py` for the words.
+"""
+
+import triton
+import triton.language as tl
+
+from kernels.nf4.codebook import ASSEMBLY, ASSEMBLY_SCALED, GAIN
+
+_ASSEMBLY = tl.constexpr(ASSEMBLY)
+_ASSEMBLY_SCALED = tl.constexpr(ASSEMBLY_SCALED)
+_GAIN = tl.constexpr(GAIN)
+
+
+@triton.jit
+def look_up(words, scale0, scale1, p_table, SCALED: tl.constexpr):
+    """Return the eight bfloat16 values of each word, lowest bits first, times GAIN.
+
+    With SCALED, times `scale0` or `scale1` too: two bfloat16 of one value in an int32.
+    """
+    # From memory, so that the compiler keeps them in registers: a constant it would make anew for
+    # every use.
+    t0 = tl.load(p_table)
+    t1 = tl.load(p_table + 1)
+    t2 = tl.load(p_table + 2)
+    t3 = tl.load(p_table + 3)
+    if SCALED:
+        return tl.inline_asm_elementwise(
+            _ASSEMBLY_SCALED,
+            "=h,=h,=h,=h,=h,=h,=h,=h,r,r,r,r,r,r,r",
+            [words, t0, t1, t2, t3, scale0, scale1],
+            dtype=(tl.bfloat16,) * 8,
+            is_pure=True,
+            pack=1,
+        )
+    return tl.inline_asm_elementwise(
+        _ASSEMBLY,
+        "=h,=h,=h,=h,=h,=h,=h,=h,r,r,r,r,r",
+        [words, t0, t1, t2, t3],
+        dtype=(tl.bfloat16,) * 8,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@triton.jit
+def look_up_plainly(words, scale0, scale1, p_values, dtype: tl.constexpr, SCALED: tl.constexpr):
+    """`look_up` for any dtype and without assembly, from a float32 table in memory."""
+    n0 = tl.load(p_values + (words & 15)).to(dtype)
+    n1 = tl.load(p_values + ((words >> 4) & 15)).to(dtype)
+    n2 = tl.load(p_values + ((words >> 8) & 15)).to(dtype)
+    n3 = tl.load(p_values + ((words >> 12) & 15)).to(dtype)
+    n4 = tl.load(p_values + ((words >> 16) & 15)).to(dtype)
+    n5 = tl.load(p_values + ((words >> 20) & 15)).to(dtype)
+    n6 = tl.load(p_values + ((words >> 24) & 15)).to(dtype)
+    n7 = tl.load(p_values + ((words >> 28) & 15)).to(dtype)
+    if SCALED:
+        s0 = (scale0 & -65536).to(tl.float32, bitcast=True).to(dtype)
+        s1 = (scale1 & -65536).to(tl.float32, bitcast=True).to(dtype)
+        return n0 * s0, n1 * s0, n2 * s1, n3 * s1, n4 * s0, n5 * s0, n6 * s1, n7 * s1
+    return n0, n1, n2, n3, n4, n5, n6, n7
+
+
+@triton.jit
+def unpack_tiles(
+    words,
+    scales,
+    p_table,
+    dtype: tl.constexpr,
+    TILES: tl.constexpr,
+    SCALED: tl.constexpr,
+    QUADS: tl.constexpr,
+    USE_PRMT: tl.constexpr,
+):
+    """[TILES, 128] words of one block -> [16 TILES, 64] values, all in the lanes they are in.
+
+    `scales` as for `spread_scales`, two bfloat16 of one value in an int32; read with SCALED only.
+    With QUADS the columns are in the order of `quad_order`.
+    """
+    fragments = tl.reshape(words, (TILES, 8, 4, 2, 2))  # T g q o1 o0
+    scale0, scale1 = tl.split(tl.permute(scales, (2, 1, 0, 3)))  # T g q
+    scale0 = scale0[:, :, :, None, None]
+    scale1 = scale1[:, :, :, None, None]
+    if USE_PRMT:
+        n0, n1, n2, n3, n4, n5, n6, n7 = look_up(fragments, scale0, scale1, p_table, SCALED)
+    else:
+        n0, n1, n2, n3, n4, n5, n6, n7 = look_up_plainly(
+            fragments, scale0, scale1, p_table, dtype, SCALED
+        )
+    left = tl.join(tl.join(n0, n1), tl.join(n2, n3))  # T g q o1 o0 b r
+    right = tl.join(tl.join(n4, n5), tl.join(n6, n7))
+    every = tl.join(left, right)  # T g q o1 o0 b r h
+    if QUADS:
+        ordered = tl.permute(every, (0, 6, 1, 3, 7, 2, 4, 5))  # T r g o1 h q o0 b
+    else:
+        ordered = tl.permute(every, (0, 6, 1, 3, 4, 7, 2, 5))  # T r g o1 o0 h q b
+    return tl.reshape(ordered, (TILES * 16, 64))
+
+
+@triton.jit
+def quad_order(x, BM: tl.constexpr):
+    """[BM, 64] with the four columns side by side that a lane takes from 32 for `mma.sync`.
+
+    That is how a `tl.dot` by `mma.sync` is laid out when its operand passes through `tl.join`: 16
+    columns a step, but columns 4 q and 4 q + 1 of both halves of 32 first, then the next two. With
+    `wgmma` the order is natural.
+    """
+    columns = tl.reshape(x, (BM, 2, 2, 2, 4, 2))  # m o1 o0 h q b
+    return tl.reshape(tl.permute(columns, (0, 1, 3, 4, 2, 5)), (BM, 64))
+
+
+@triton.jit
+def spread_scales(scales, TILES: tl.constexpr, COLUMNS: tl.constexpr):
+    """[4, 8, TILES, 2] (q g T r), equal along q -> [16 TILES, COLUMNS], equal along columns.
+
+    The lanes of a quad hold one row of both operands and accumulators: nothing moves.
+    """
+    rows = tl.permute(scales, (2, 3, 1, 0))[:, :, :, None, :, None]  # T r g . q .
+    wide = tl.broadcast_to(rows, (TILES, 2, 8, COLUMNS // 8, 4, 2))
+    return tl.reshape(wide, (TILES * 16, COLUMNS))
+
+
+@triton.jit(do_not_specialize=["rows", "steps"])
+def nf4_gemm(
+    p_x,
+    p_words,
+    p_scales,
+    p_table,
+    p_bias,
+    p_y,
+    p_partial,
+    p_arrived,
+    rows,
+    features,
+    columns,
+    padded,
+    stride_x,
+    steps,
+    TILES: tl.constexpr,
+    BM: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    STAGES: tl.constexpr,
+    QUADS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    EVEN_COLUMNS: tl.constexpr,
+    SCALE_WEIGHTS: tl.constexpr,
+    USE_PRMT: tl.constexpr,
+):
+    """y [rows, features] = x [rows, columns] W^T + bias.
+
+    With SCALE_WEIGHTS, weights are scaled before the product (cheaper for many rows); otherwise
+    each block's partial sums are (cheaper for few, and rounded less). With SPLIT > 1 the columns
+    are dealt to SPLIT programs; the last one to arrive adds all partial sums, in order.
+    """
+    BN: tl.constexpr = TILES * 16
+    i_m = tl.program_id(0)  # programs of the same weights run side by side
+    i_n = tl.program_id(1)
+    i_k = tl.program_id(2)
+    o_n = i_n * BN + tl.arange(0, BN)
+    o_m = i_m * BM + tl.arange(0, BM)
+    o_k = tl.arange(0, 64)
+    m_m = o_m < rows
+    begin = (steps * i_k) // SPLIT
+    end = (steps * (i_k + 1)) // SPLIT
+    o_t = i_n * TILES + tl.arange(0, TILES)
+    p_tile = p_words + o_t.to(tl.int64)[:, None] * (steps * BLOCKS * 128) + tl.arange(0, 128)[None]
+    o_row = tl.arange(0, 8)[:, None, None] * 2 + o_t[None, :, None] * 16 + tl.arange(0, 2)
+    p_scale = p_scales + tl.broadcast_to(o_row[None], (4, 8, TILES, 2))  # q g T r
+    p_rows = p_x + o_m.to(tl.int64)[:, None] * stride_x + o_k[None, :]
+    wide = tl.cast(padded, tl.int64)
+    acc = tl.zeros((BN, BM), dtype=tl.float32)
+    for step in tl.range(begin, end, num_stages=STAGES):
+        for pair in tl.static_range(BLOCKS // 2):
+            o_pair = step * (BLOCKS // 2) + pair
+            both = tl.load(p_scale + o_pair * wide)  # [4, 8, TILES, 2]
+            for odd in tl.static_range(2):
+                o_block = o_pair * 2 + odd
+                words = tl.load(p_tile + o_block * 128)  # [TILES, 128]
+                if EVEN_COLUMNS:
+                    x = tl.load(p_rows + o_block * 64, mask=m_m[:, None], other=0.0)
+                else:
+                    m_x = m_m[:, None] & (o_block * 64 + o_k < columns)[None, :]
+                    x = tl.load(p_rows + o_block * 64, mask=m_x, other=0.0)  # [BM, 64]
+                if QUADS:
+                    x = quad_order(x, BM)
+                half = (both >> 16) & 65535 if odd else both & 65535
+                twice = half | (half << 16)
+                w = unpack_tiles(
+                    words, twice, p_table, x.dtype, TILES, SCALE_WEIGHTS, QUADS, USE_PRMT
+                )
+                if SCALE_WEIGHTS:
+                    acc = tl.dot(w, tl.trans(x), acc)
+                else:
+                    scale = (half << 16).to(tl.float32, bitcast=True)
+                    acc += tl.dot(w, tl.trans(x)) * spread_scales(scale, TILES, BM)
+    m_n = o_n < features
+    last = True
+    if SPLIT > 1:
+        i_tile = i_n * tl.num_programs(0) + i_m
+        o_part = tl.arange(0, BM)[None, :] * BN + tl.arange(0, BN)[:, None]
+        p_first = p_partial + i_tile.to(tl.int64) * (SPLIT * BN * BM) + o_part
+        tl.store(p_first + i_k * (BN * BM), acc)
+        tl.debug_barrier()  # every thread's part is written before this program counts as arrived
+        last = tl.atomic_add(p_arrived + i_tile, 1, sem="acq_rel") == SPLIT - 1
+    if last:
+        if SPLIT > 1:
+            acc = tl.load(p_first, cache_modifier=".cg")
+            for part in tl.static_range(1, SPLIT):
+                acc += tl.load(p_first + part * (BN * BM), cache_modifier=".cg")
+            tl.store(p_arrived + i_tile, 0)  # as the next launch expects it
+        acc = acc * (1.0 / _GAIN)
+        if HAS_BIAS:
+            acc += tl.load(p_bias + o_n, mask=m_n, other=0.0).to(tl.float32)[:, None]
+        p_out = p_y + o_m.to(tl.int64)[None, :] * features + o_n[:, None]
+        tl.store(p_out, acc.to(p_y.dtype.element_ty), mask=m_n[:, None] & m_m[None, :])

@@ -1,0 +1,117 @@
+"""The packed NF4 shard and its kernels, interpreted: float16 and float32 on CPU tensors."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.nf4 import NF4Weight, reference
+from kernels.nf4.expand import dequantize
+from kernels.nf4.gemm import GemmConfig, multiply
+from kernels.nf4.packed import can_pack, pack, unpack
+from tests.kernels.truth import assert_near
+
+SHAPES = ((1, 64), (16, 256), (33, 320), (130, 512), (64, 201), (7, 1), (128, 576))
+
+
+def make(rows: int, columns: int, blocksize: int = 64, phase: int = 0) -> NF4Weight:
+    generator = torch.Generator().manual_seed(rows * 7919 + columns)
+    nibbles = torch.randint(0, 16, (rows, columns + columns % 2), generator=generator)
+    if columns % 2:
+        nibbles[:, -1] = 0
+    blocks = -(-(phase + columns) // blocksize)
+    return NF4Weight(
+        codes=((nibbles[:, ::2] << 4) | nibbles[:, 1::2]).to(torch.uint8),
+        absmax=torch.rand(rows, blocks, generator=generator) * 0.1,
+        phase=torch.full((rows,), phase, dtype=torch.int32),
+        columns=columns,
+        blocksize=blocksize,
+    )
+
+
+@pytest.mark.parametrize("blocksize", [64, 128])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_unpack_returns_the_canonical_shard_bit_for_bit(
+    shape: tuple[int, int], blocksize: int
+) -> None:
+    w = make(*shape, blocksize=blocksize)
+    back = unpack(pack(w), blocksize)
+    assert torch.equal(back.codes, w.codes)
+    assert torch.equal(back.absmax.view(torch.int32), w.absmax.view(torch.int32))
+    assert torch.equal(back.phase, w.phase)
+    assert (back.columns, back.blocksize) == (w.columns, w.blocksize)
+
+
+def test_absmax_of_any_bits_survives_packing() -> None:
+    w = make(16, 256)
+    extremes = torch.tensor([0.0, 1e-45, 3.3e38, 1.00390625, 65504.0, 1.17e-38, 0.1, 2.0])
+    w.absmax.copy_(extremes.repeat(8).view(16, 4))
+    assert torch.equal(unpack(pack(w)).absmax, w.absmax)
+
+
+def test_rows_that_begin_inside_a_block_cannot_be_packed() -> None:
+    w = make(4, 100, phase=3)
+    assert not can_pack(w)
+    with pytest.raises(ValueError, match="phase 0"):
+        pack(w)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_dequantize_is_exact_for_both_forms(shape: tuple[int, int]) -> None:
+    w = make(*shape)
+    expected = reference.dequantize(w, torch.float32)
+    assert torch.equal(dequantize(pack(w), torch.float32), expected)
+    assert torch.equal(dequantize(w, torch.float32), expected)
+    inside = make(*shape, blocksize=48, phase=5)
+    expected = reference.dequantize(inside, torch.float16)
+    assert torch.equal(dequantize(inside, torch.float16), expected)
+
+
+def narrowed(w: NF4Weight) -> NF4Weight:
+    """The weight whose absmax the products read: bfloat16."""
+    return NF4Weight(
+        codes=w.codes,
+        absmax=(w.absmax.view(torch.int32) + 0x8000 & -0x10000).view(torch.float32),
+        phase=w.phase,
+        columns=w.columns,
+        blocksize=w.blocksize,
+    )
+
+
+CONFIGS = (
+    GemmConfig(tiles=4, rows=8, warps=2),
+    GemmConfig(tiles=4, rows=16, split=3, warps=4),
+    GemmConfig(tiles=8, rows=16, blocks=2, warps=8, scale_weights=True),
+    GemmConfig(tiles=2, rows=32, split=2, warps=1, scale_weights=True),
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_multiply_is_near_the_reference(
+    shape: tuple[int, int], config: GemmConfig, dtype: torch.dtype
+) -> None:
+    w = make(*shape)
+    bias = torch.randn(shape[0]).to(dtype)
+    for rows, b in ((1, None), (5, bias), (17, bias)):
+        x = torch.randn(rows, shape[1] + 3).to(dtype)[:, : shape[1]]
+        y = multiply(x, pack(w), b, config)
+        _near(y, reference.linear(x, narrowed(w), b))
+        again = multiply(x, pack(w), b, config)
+        assert torch.equal(y, again)
+
+
+def test_multiply_reads_nothing_beyond_its_rows_and_columns() -> None:
+    w = make(40, 200)
+    around = torch.full((6, 256), float("nan"))
+    around[2:5, :200] = torch.randn(3, 200)
+    x = around[2:5, :200]
+    y = multiply(x, pack(w), None, GemmConfig(tiles=4, rows=8, split=2, warps=2))
+    _near(y, reference.linear(x, narrowed(w)))
+
+
+def _near(actual: Tensor, expected: Tensor) -> None:
+    if expected.dtype == torch.float32:
+        torch.testing.assert_close(actual, expected, rtol=2e-5, atol=2e-5)
+    else:
+        assert_near(actual, expected)
