@@ -166,7 +166,10 @@ class LLM:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        # After a lost rank no word would arrive any more; a follower's error is such a loss.
+        lost = isinstance(error, RuntimeError) or (error is not None and self.engine is None)
+        if not lost:
+            self.close()
 
 
 def load_tokenizer(directory: Path) -> Tokenizer | None:

@@ -96,7 +96,7 @@ class StepPlan:
         """Read the wire form; trailing padding is allowed.
 
         Raises:
-            PlanError: another protocol or version, or lengths that do not add up.
+            PlanError: another protocol, version or kind, or lengths that do not add up.
         """
         if words.size < HEADER_WORDS or words[0] != MAGIC:
             raise PlanError("not a step plan: the first word is not the protocol's mark")
@@ -106,6 +106,8 @@ class StepPlan:
         total = int(words[4])
         if (lengths < 0).any() or HEADER_WORDS + int(lengths.sum()) != total or total > words.size:
             raise PlanError(f"step plan of {words.size} words has field lengths {lengths.tolist()}")
+        if int(words[2]) not in set(PlanKind):
+            raise PlanError(f"step plan of unknown kind {words[2]}")
         values: dict[str, object] = {"kind": PlanKind(int(words[2])), "step": int(words[3])}
         start = HEADER_WORDS
         for name, length in zip(_PAYLOAD, lengths.tolist(), strict=True):

@@ -114,7 +114,7 @@ def test_a_wrong_field_length_is_refused(field: int, change: int) -> None:
 def test_an_unknown_kind_is_refused() -> None:
     words = SMALL.encode()
     words[2] = len(PlanKind)
-    with pytest.raises(ValueError, match="PlanKind"):
+    with pytest.raises(PlanError, match="unknown kind"):
         StepPlan.decode(words)
 
 
