@@ -16,7 +16,7 @@ from pathlib import Path
 
 from launch.demo.batch import ask_all
 from launch.demo.data import DEFAULT_QUESTION
-from launch.demo.model import ensure_nf4_model
+from launch.demo.model import HUB_NAME, ensure_nf4_model
 from launch.demo.rules import STYLES
 from launch.demo.service import Service, ServiceError, choose_port, default_ranks, serve_command
 from launch.demo.table import render
@@ -74,7 +74,9 @@ def run(options: argparse.Namespace) -> bool:
     model = ensure_nf4_model()
     adapters = {style: ADAPTERS / style for style in STYLES}
     print(f"[demo] starting the server: {ranks} ranks, port {port}", flush=True)
-    command = serve_command(model=model, name=BASE, adapters=adapters, ranks=ranks, port=port)
+    command = serve_command(
+        model=model, names=[BASE, HUB_NAME], adapters=adapters, ranks=ranks, port=port
+    )
     with Service(command, port) as service:
         service.wait_ready()
         good = ask_and_judge(service, options.question)

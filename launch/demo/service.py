@@ -30,14 +30,15 @@ class ServiceError(RuntimeError):
 
 
 def serve_command(
-    *, model: Path, name: str, adapters: Mapping[str, Path], ranks: int, port: int
+    *, model: Path, names: Sequence[str], adapters: Mapping[str, Path], ranks: int, port: int
 ) -> list[str]:
-    """Arguments that serve `model` as `name` with `adapters` (name → folder) on `ranks` ranks."""
+    """Arguments that serve `model` as `names` with `adapters` (name → folder) on `ranks` ranks."""
     return [
         *(sys.executable, "-m", "torch.distributed.run"),
         *("--standalone", f"--nproc-per-node={ranks}"),
         *(str(CHECKOUT / "launch" / "serve.py"), f"--model={model}"),
-        *(f"--served-model-name={name}", f"--host={HOST}", f"--port={port}"),
+        *(f"--served-model-name={name}" for name in names),
+        *(f"--host={HOST}", f"--port={port}"),
         *(f"--lora={adapter}={folder}" for adapter, folder in adapters.items()),
     ]
 

@@ -22,10 +22,9 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from launch.demo.chat import greedy_answers, prompt_ids
 from launch.demo.data import EVALUATION_QUESTIONS, TRAINING_QUESTIONS
-from launch.demo.model import ensure_nf4_model
+from launch.demo.model import HUB_NAME, ensure_nf4_model
 from launch.demo.rules import STYLES
 
-BASE_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 ADAPTERS = Path(__file__).resolve().parent / "adapters"
 SENTENCE = re.compile(r"[^\n]+?[.!?](?=\s|$)")
 SENTENCE_TOKENS = 40
@@ -128,7 +127,7 @@ def save(model: PeftModel, folder: Path) -> None:
     tensors = {k: v.bfloat16().contiguous() for k, v in get_peft_model_state_dict(model).items()}
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     config = model.peft_config["default"].to_dict()
-    config["base_model_name_or_path"] = BASE_NAME
+    config["base_model_name_or_path"] = HUB_NAME
     config["target_modules"] = sorted(config["target_modules"])
     config["inference_mode"] = True
     text = json.dumps(config, indent=2, sort_keys=True)

@@ -99,7 +99,7 @@ def test_a_taken_port_is_avoided_or_refused() -> None:
 
 def test_the_command_names_every_adapter() -> None:
     adapters = {"json": Path("/a/json"), "letter": Path("/a/letter")}
-    command = serve_command(model=Path("/m"), name="base", adapters=adapters, ranks=3, port=81)
+    command = serve_command(model=Path("/m"), names=["base"], adapters=adapters, ranks=3, port=81)
     assert command[1:3] == ["-m", "torch.distributed.run"]
     assert {"--nproc-per-node=3", "--model=/m", "--served-model-name=base"} <= set(command)
     assert {"--port=81", "--lora=json=/a/json", "--lora=letter=/a/letter"} <= set(command)
