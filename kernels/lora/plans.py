@@ -1,0 +1,122 @@
+"""Tile sizes of the LoRA kernels by the shape of a step: a fixed table, measured ahead on an H200.
+
+Everything here is known on the host without looking at the device, so that a CUDA graph captured
+for (rows, segments, max_rows, max_rank) can be replayed for every step that fits them.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.lora import LoraSegments
+
+MULTIPROCESSORS = 132
+"""Of an H100 or H200 SXM; how many programs keep the device busy."""
+FEW_ROWS = 4
+"""Rows of one adapter up to which products are sums without tensor cores: an adapter's bytes are
+then read by threads that use each one in place."""
+MANY_ROWS = 1024
+"""Rows of a step from which x and y weigh more than the adapters."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShrinkPlan:
+    """One launch of `shrink_kernel`. All blocks are powers of two."""
+
+    block_rows: int
+    """Rows a program."""
+    block_ranks: int
+    """Rank-rows a program, of all the launch's sites; at least 16 with `dot`."""
+    block_k: int
+    """In-features a step; at least 16 with `dot`."""
+    steps: int
+    """Steps a program; 1 without `dot`. One step lets A be read before x is there."""
+    dot: bool
+    """Tensor cores."""
+    warps: int
+    stages: int = 1
+    """Steps of which loads are in flight."""
+
+    def parts(self, width: int) -> int:
+        """Return how many programs share a sum over `width` in-features, at least 1."""
+        return max(1, -(-width // (self.steps * self.block_k)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpandPlan:
+    """One launch of `expand_kernel`. All blocks are powers of two."""
+
+    block_rows: int
+    """Rows a program."""
+    block_columns: int
+    """Out-features a program."""
+    block_ranks: int
+    """Rank-rows a turn of the loop over an adapter's own rank; at least 16 with `dot`."""
+    dot: bool
+    """Tensor cores."""
+    warps: int
+
+
+def plan_shrink(
+    rows: int, segments: LoraSegments, sites: int, width: int, dtype: torch.dtype
+) -> ShrinkPlan:
+    """Return the plan for x [rows, width] and a launch of `sites` sites."""
+    longest = rows if segments.max_rows is None else min(rows, segments.max_rows)
+    size = max(2, dtype.itemsize)
+    if rows >= MANY_ROWS:
+        block_k, tiles = 128 // size, _tiles(rows, 64)
+        parts = max(1, -(-MULTIPROCESSORS * 2 // tiles))
+        return ShrinkPlan(
+            block_rows=64,
+            block_ranks=min(64, _power(16, sites * segments.max_rank)),
+            block_k=block_k,
+            steps=max(1, -(-width // (block_k * parts))),
+            dot=True,
+            warps=4,
+            stages=4,
+        )
+    block_k = min(1024 // size, _power(16, width))
+    if longest <= FEW_ROWS:
+        return ShrinkPlan(
+            block_rows=_power(1, longest),
+            block_ranks=16,
+            block_k=block_k,
+            steps=1,
+            dot=False,
+            warps=4,
+        )
+    return ShrinkPlan(block_rows=16, block_ranks=16, block_k=block_k, steps=1, dot=True, warps=4)
+
+
+def plan_expand(rows: int, segments: LoraSegments, width: int, dtype: torch.dtype) -> ExpandPlan:
+    """Return the plan for y [rows, ...], the widest site of the launch having `width` columns."""
+    longest = rows if segments.max_rows is None else min(rows, segments.max_rows)
+    size = max(2, dtype.itemsize)
+    if rows >= MANY_ROWS:
+        return ExpandPlan(
+            block_rows=64,
+            block_columns=min(256 // size, _power(16, width)),
+            block_ranks=min(64, _power(16, segments.max_rank)),
+            dot=True,
+            warps=4,
+        )
+    few = longest <= FEW_ROWS
+    return ExpandPlan(
+        block_rows=_power(1, longest) if few else 16,
+        block_columns=min((1024 if few else 512) // size, _power(16, width)),
+        block_ranks=16,
+        dot=not few,
+        warps=4,
+    )
+
+
+def _tiles(rows: int, block: int) -> int:
+    return -(-rows // block)
+
+
+def _power(least: int, value: int) -> int:
+    """Return the smallest power of two that is at least both."""
+    return max(least, 1 << max(0, value - 1).bit_length())
+
+
+__all__ = ["ExpandPlan", "ShrinkPlan", "plan_expand", "plan_shrink"]

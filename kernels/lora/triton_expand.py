@@ -1,0 +1,177 @@
+"""y += scale * h B^T of each row's own adapter, h in parts that are added in order.
+
+program (column tile, row tile): rows of one segment x BLOCK_N columns of one site; its loop over
+rank-rows is as long as that adapter's own r.
+"""
+
+import triton
+import triton.language as tl
+
+from kernels.lora.triton_rows import begin, choose, find_rows, read_head, read_offsets
+
+_VARYING = [
+    *("num_segments", "row_tiles", "stride_site"),
+    *("o_head0", "o_head1", "o_head2"),
+    *("start0", "start1", "start2", "width0", "width1", "width2"),
+]
+
+
+@triton.jit
+def _find_columns(
+    start0,
+    start1,
+    start2,
+    width0,
+    width1,
+    width2,
+    SITES: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
+    """Return (site, its first column in y, the program's columns in the site, its width).
+
+    Starts and widths come in units of VECTOR columns, so that wide loads are known to be aligned.
+    """
+    tile = tl.program_id(0)
+    end0 = tl.cdiv(width0 * VECTOR, BLOCK_N)
+    end1 = end0 + tl.cdiv(width1 * VECTOR, BLOCK_N)
+    site = (tile >= end0).to(tl.int32)
+    if SITES > 2:
+        site += (tile >= end1).to(tl.int32)
+    start = choose(site, start0, start1, start2, SITES) * VECTOR
+    width = choose(site, width0, width1, width2, SITES) * VECTOR
+    n = (tile - choose(site, 0, end0, end1, SITES)) * BLOCK_N + tl.arange(0, BLOCK_N)
+    return site, start, n, width
+
+
+@triton.jit
+def _sum_parts(p_h, mask, stride_part, PARTS: tl.constexpr):
+    """Return float32 h, its parts added in order."""
+    b_h = tl.load(p_h, mask=mask, other=0.0)
+    for part in tl.static_range(1, PARTS):
+        b_h += tl.load(p_h + part * stride_part, mask=mask, other=0.0)
+    return b_h
+
+
+@triton.jit
+def _sum_row(p_h, r, stride_part, PARTS: tl.constexpr, BLOCK_RANKS: tl.constexpr):
+    """Return float32 h [ranks] of one row, its parts added in a fixed order."""
+    part = tl.arange(0, triton.next_power_of_2(PARTS))
+    j = tl.arange(0, BLOCK_RANKS)
+    mask = (part < PARTS)[:, None] & (j < r)[None, :]
+    p_parts = p_h + part.to(tl.int64)[:, None] * stride_part + j[None, :]
+    return tl.sum(tl.load(p_parts, mask=mask, other=0.0), 0)
+
+
+@triton.jit
+def _load_b(p_words, p_arena, r, rank, n, m_n, BLOCK_RANKS: tl.constexpr, ITEM: tl.constexpr):
+    """Return [ranks, columns], rank-rows rank .. rank + BLOCK_RANKS of B."""
+    j = rank + tl.arange(0, BLOCK_RANKS)
+    o_rows = read_offsets(p_words + j, j < r, ITEM)
+    mask = (j < r)[:, None] & m_n[None, :]
+    return tl.load(p_arena + o_rows[:, None] + n[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def _multiply(b_h, b_b, PRECISION: tl.constexpr):
+    """Return float32 h B. bfloat16: h in two halves, which is as good as 16 bits of it."""
+    if PRECISION == "halves":
+        high = b_h.to(b_b.dtype)
+        low = (b_h - high.to(tl.float32)).to(b_b.dtype)
+        b_delta = tl.dot(high, b_b, tl.dot(low, b_b))
+    else:
+        b_delta = tl.dot(b_h, b_b.to(tl.float32), input_precision=PRECISION)
+    return b_delta
+
+
+@triton.jit(do_not_specialize=_VARYING)
+def expand_kernel(
+    p_y,
+    p_h,
+    p_arena,
+    p_descriptors,
+    p_offsets,
+    p_numbers,
+    num_segments,
+    row_tiles,
+    max_rank,
+    stride_y,
+    stride_part,
+    stride_site,
+    o_head0,
+    o_head1,
+    o_head2,
+    start0,
+    start1,
+    start2,
+    width0,
+    width1,
+    width2,
+    SITES: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK_SEGMENTS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_RANKS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    VECTOR: tl.constexpr,
+    ITEM: tl.constexpr,
+    PRECISION: tl.constexpr,
+    USE_DOT: tl.constexpr,
+    USE_TURNS: tl.constexpr,
+    USE_PDL: tl.constexpr,
+):
+    number, first, stop = find_rows(
+        tl.program_id(1), p_offsets, p_numbers, num_segments, row_tiles, BLOCK_ROWS, BLOCK_SEGMENTS
+    )
+    if number < 0:
+        begin(USE_PDL)
+        return
+    site, start, n, width = _find_columns(
+        start0, start1, start2, width0, width1, width2, SITES, BLOCK_N, VECTOR
+    )
+    p_record = p_descriptors + number
+    o_head = choose(site, o_head0, o_head1, o_head2, SITES)
+    first_word, r = read_head(p_record, o_head, max_rank)
+    scale = tl.load(p_record + o_head + 1).to(tl.float64, bitcast=True).to(tl.float32)
+    p_words = p_record + first_word + r
+    p_b = p_arena.to(p_y.dtype)
+    m_n = n < width
+    j = tl.arange(0, BLOCK_RANKS)
+    b_b = _load_b(p_words, p_b, r, 0, n, m_n, BLOCK_RANKS, ITEM)
+    begin(USE_PDL)
+    if r == 0:
+        return
+    p_h += site.to(tl.int64) * stride_site
+    if USE_DOT:
+        t = first + tl.arange(0, BLOCK_ROWS)
+        m_t = t < stop
+        m_y = m_t[:, None] & m_n[None, :]
+        p_out = p_y + t.to(tl.int64)[:, None] * stride_y + start + n[None, :]
+        b_y = tl.load(p_out, mask=m_y, other=0.0)
+        p_rows = p_h + t.to(tl.int64)[:, None] * max_rank + j[None, :]
+        b_h = _sum_parts(p_rows, m_t[:, None] & (j < r)[None, :], stride_part, PARTS)
+        b_delta = _multiply(b_h, b_b, PRECISION)
+        if USE_TURNS:
+            for rank in range(BLOCK_RANKS, r, BLOCK_RANKS):
+                b_b = _load_b(p_words, p_b, r, rank, n, m_n, BLOCK_RANKS, ITEM)
+                m_h = m_t[:, None] & (j < r - rank)[None, :]
+                b_h = _sum_parts(p_rows + rank, m_h, stride_part, PARTS)
+                b_delta += _multiply(b_h, b_b, PRECISION)
+        tl.store(p_out, (b_y.to(tl.float32) + scale * b_delta).to(p_y.dtype.element_ty), mask=m_y)
+    else:
+        for i in tl.static_range(BLOCK_ROWS):
+            t = (first + i).to(tl.int64)
+            m_y = n < tl.where(t < stop, width, 0)
+            r_here = tl.where(t < stop, r, 0)
+            p_out = p_y + t * stride_y + start + n
+            b_y = tl.load(p_out, mask=m_y, other=0.0)
+            p_row = p_h + t * max_rank
+            b_h = _sum_row(p_row, r_here, stride_part, PARTS, BLOCK_RANKS)
+            b_delta = tl.sum(b_h[:, None] * b_b.to(tl.float32), 0)
+            if USE_TURNS:
+                for rank in range(BLOCK_RANKS, r, BLOCK_RANKS):
+                    b_next = _load_b(p_words, p_b, r, rank, n, m_n, BLOCK_RANKS, ITEM)
+                    b_h = _sum_row(p_row + rank, r_here - rank, stride_part, PARTS, BLOCK_RANKS)
+                    b_delta += tl.sum(b_h[:, None] * b_next.to(tl.float32), 0)
+            b_out = b_y.to(tl.float32) + scale * b_delta
+            tl.store(p_out, b_out.to(p_y.dtype.element_ty), mask=m_y)

@@ -1,0 +1,81 @@
+"""Where a program's rows and rank-rows are: shared by the shrink and the expand kernel.
+
+Names: b_ blocks, p_ pointers, o_ offsets, m_ masks. Byte offsets and row starts are int64.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def begin(USE_PDL: tl.constexpr):
+    """Wait for the launches before this one; until then only adapters and segments may be read.
+
+    Every program passes here, even one without work: a launch that ended without waiting would
+    let its follower run beside its forerunner. The follower starts only afterwards, so that what
+    it reads early was complete before this launch's forerunner ended.
+    """
+    if USE_PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def find_rows(
+    tile,
+    p_offsets,
+    p_numbers,
+    num_segments,
+    row_tiles,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_SEGMENTS: tl.constexpr,
+):
+    """Return (descriptor number, first row, end row) of a tile; number -1: nothing to do.
+
+    With BLOCK_SEGMENTS = 0 each segment has row_tiles tiles. Else each has as many as it fills,
+    side by side, and BLOCK_SEGMENTS is a power of two that holds all segments.
+    """
+    if BLOCK_SEGMENTS == 0:
+        segment = tile // row_tiles
+        within = tile % row_tiles
+    else:
+        g = tl.arange(0, BLOCK_SEGMENTS)
+        m_g = g < num_segments
+        number_g = tl.load(p_numbers + g, mask=m_g, other=-1)
+        rows_g = tl.load(p_offsets + g + 1, mask=m_g, other=0)
+        rows_g -= tl.load(p_offsets + g, mask=m_g, other=0)
+        tiles_g = tl.where(number_g >= 0, (rows_g + BLOCK_ROWS - 1) // BLOCK_ROWS, 0)
+        ends_g = tl.cumsum(tiles_g, 0)
+        segment = tl.sum((ends_g <= tile).to(tl.int32), 0)
+        within = tile - tl.sum(tl.where(g < segment, tiles_g, 0), 0)
+    inside = segment < num_segments
+    number = tl.load(p_numbers + segment, mask=inside, other=-1)
+    first = tl.load(p_offsets + segment, mask=inside, other=0) + within * BLOCK_ROWS
+    stop = tl.load(p_offsets + segment + 1, mask=inside, other=0)
+    number = tl.where(first < stop, number, -1)
+    return number, first, tl.minimum(stop, first + BLOCK_ROWS)
+
+
+@triton.jit
+def read_head(p_record, o_head, max_rank):
+    """Return (first, r) of a site's entry; a rank beyond what h has room for reads as 0."""
+    head = tl.load(p_record + o_head)
+    r = (head & 0xFFFF).to(tl.int32)
+    return head >> 16, tl.where(r <= max_rank, r, 0)
+
+
+@triton.jit
+def read_offsets(p_words, m_rows, ITEM: tl.constexpr):
+    """Return int64 element offsets in the arena of rank-rows, whose bytes' are multiples of 16."""
+    offsets = tl.load(p_words, mask=m_rows, other=0)
+    return tl.multiple_of(offsets // ITEM, 16 // ITEM)
+
+
+@triton.jit
+def choose(i, v0, v1, v2, SITES: tl.constexpr):
+    """Return v0, v1 or v2 for i = 0, 1, 2; the launch has SITES of them."""
+    if SITES == 1:
+        return v0
+    if SITES == 2:
+        return tl.where(i == 0, v0, v1)
+    return tl.where(i == 0, v0, tl.where(i == 1, v1, v2))

@@ -1,0 +1,150 @@
+"""h = x A^T of each row's own adapter, as parts of the sum over K.
+
+program (part, tile, block): rows of one segment x rank-rows of one adapter x STEPS * BLOCK_K
+rank-rows of a launch's sites stand in one row:  [ site 0: r0 | site 1: r1 | site 2: r2 ]
+                                                 [ block 0 | block 1 | ...
+"""
+
+import triton
+import triton.language as tl
+
+from kernels.lora.triton_rows import begin, choose, find_rows, read_head, read_offsets
+
+_VARYING = [
+    *("num_segments", "row_tiles", "stride_part", "stride_site"),
+    *("o_head0", "o_head1", "o_head2"),
+]
+
+
+@triton.jit
+def _find_rank_rows(
+    p_record,
+    o_head0,
+    o_head1,
+    o_head2,
+    max_rank,
+    SITES: tl.constexpr,
+    BLOCK_RANKS: tl.constexpr,
+):
+    """Return (pointers to offsets, row, end of rows, site, place there) of the rank-rows."""
+    first0, end0 = read_head(p_record, o_head0, max_rank)
+    first1, end1, first2, end2 = first0, end0, first0, end0
+    if SITES > 1:
+        first1, r1 = read_head(p_record, o_head1, max_rank)
+        end1 = end0 + r1
+        end2 = end1
+    if SITES > 2:
+        first2, r2 = read_head(p_record, o_head2, max_rank)
+        end2 = end1 + r2
+    row = tl.program_id(2) * BLOCK_RANKS + tl.arange(0, BLOCK_RANKS)
+    site = (row >= end0).to(tl.int32)
+    if SITES > 2:
+        site += (row >= end1).to(tl.int32)
+    place = row - choose(site, 0, end0, end1, SITES)
+    p_words = p_record + choose(site, first0, first1, first2, SITES) + place
+    return p_words, row, end2, site, place
+
+
+@triton.jit
+def _sum_steps(
+    p_x,
+    p_a,
+    m_rows,
+    m_ranks,
+    start,
+    K,
+    STEPS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_RANKS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Return float32 [rows, ranks]: the product over STEPS blocks of K."""
+    b_h = tl.zeros((BLOCK_ROWS, BLOCK_RANKS), dtype=tl.float32)
+    for step in range(STEPS):
+        k = start + step * BLOCK_K + tl.arange(0, BLOCK_K)
+        b_a = tl.load(p_a + k[None, :], mask=m_ranks[:, None] & (k < K)[None, :], other=0.0)
+        b_x = tl.load(p_x + k[None, :], mask=m_rows[:, None] & (k < K)[None, :], other=0.0)
+        b_h = tl.dot(b_x, tl.trans(b_a), b_h, input_precision=PRECISION)
+    return b_h
+
+
+@triton.jit(do_not_specialize=_VARYING)
+def shrink_kernel(
+    p_x,
+    p_h,
+    p_arena,
+    p_descriptors,
+    p_offsets,
+    p_numbers,
+    num_segments,
+    row_tiles,
+    max_rank,
+    K,
+    stride_x,
+    stride_part,
+    stride_site,
+    o_head0,
+    o_head1,
+    o_head2,
+    SITES: tl.constexpr,
+    STEPS: tl.constexpr,
+    BLOCK_SEGMENTS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_RANKS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    ITEM: tl.constexpr,
+    PRECISION: tl.constexpr,
+    USE_DOT: tl.constexpr,
+    USE_PDL: tl.constexpr,
+):
+    number, first, stop = find_rows(
+        tl.program_id(1), p_offsets, p_numbers, num_segments, row_tiles, BLOCK_ROWS, BLOCK_SEGMENTS
+    )
+    if number < 0:
+        begin(USE_PDL)
+        return
+    p_words, row, end, site, place = _find_rank_rows(
+        p_descriptors + number, o_head0, o_head1, o_head2, max_rank, SITES, BLOCK_RANKS
+    )
+    m_ranks = row < end
+    part = tl.program_id(0)
+    start = part * (STEPS * BLOCK_K)
+    k = start + tl.arange(0, BLOCK_K)
+    m_k = k < K
+    p_a = p_arena.to(p_x.dtype) + read_offsets(p_words, m_ranks, ITEM)[:, None]
+    p_out = p_h + part.to(tl.int64) * stride_part + site.to(tl.int64) * stride_site + place
+    if USE_DOT:
+        t = first + tl.arange(0, BLOCK_ROWS)
+        m_t = t < stop
+        p_rows = p_x + t.to(tl.int64)[:, None] * stride_x
+        if STEPS == 1:
+            b_a = tl.load(p_a + k[None, :], mask=m_ranks[:, None] & m_k[None, :], other=0.0)
+            begin(USE_PDL)
+            b_x = tl.load(p_rows + k[None, :], mask=m_t[:, None] & m_k[None, :], other=0.0)
+            b_h = tl.dot(b_x, tl.trans(b_a), input_precision=PRECISION)
+        else:
+            begin(USE_PDL)
+            b_h = _sum_steps(
+                p_rows,
+                p_a,
+                m_t,
+                m_ranks,
+                start,
+                K,
+                STEPS,
+                BLOCK_ROWS,
+                BLOCK_RANKS,
+                BLOCK_K,
+                PRECISION,
+            )
+        p_out = p_out[None, :] + t.to(tl.int64)[:, None] * max_rank
+        tl.store(p_out, b_h, mask=m_t[:, None] & m_ranks[None, :])
+    else:
+        b_a = tl.load(p_a + k[None, :], mask=m_ranks[:, None] & m_k[None, :], other=0.0)
+        begin(USE_PDL)
+        for i in tl.static_range(BLOCK_ROWS):
+            t = (first + i).to(tl.int64)
+            b_x = tl.load(p_x + t * stride_x + k, mask=k < tl.where(t < stop, K, 0), other=0.0)
+            b_h = tl.sum(b_a.to(tl.float32) * b_x.to(tl.float32)[None, :], 1)
+            tl.store(p_out + t * max_rank, b_h, mask=row < tl.where(t < stop, end, 0))

@@ -1,0 +1,155 @@
+"""One step's LoRA work on the device, checked against the reference and timed in CUDA graphs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.lora import LoraSegments, gpu, reference
+from kernels.lora.plans import ExpandPlan, ShrinkPlan
+from launch.bench.lora_arena import MODULES, NUM_SITES, Adapters, Module
+
+Plans = tuple[ShrinkPlan | None, ExpandPlan | None]
+CHOSEN: Plans = (None, None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One step's rows and adapters."""
+
+    name: str
+    adapters: Adapters
+    counts: list[int]
+    who: list[int | None]
+    target: float | None = None
+    """Microseconds a cold layer that it should take."""
+
+    @property
+    def rows(self) -> int:
+        """T."""
+        return sum(self.counts)
+
+
+@dataclass(kw_only=True, slots=True)
+class Step:
+    """The tensors of a case."""
+
+    case: Case
+    segments: LoraSegments
+    inputs: dict[str, Tensor] = field(default_factory=dict)
+    outputs: dict[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, case: Case) -> Step:
+        """Random rows."""
+        device = case.adapters.arena.device
+        step = cls(case=case, segments=case.adapters.segments(case.counts, case.who))
+        for module in MODULES:
+            x, y = (
+                torch.randn(case.rows, size, device=device).bfloat16()
+                for size in (module.width, module.columns)
+            )
+            step.inputs[module.name], step.outputs[module.name] = x, y
+        return step
+
+    def pair(self, module: Module, layer: int, plans: Plans = CHOSEN, ops: Any = gpu) -> None:
+        """One shrink and one expand."""
+        adapters = self.case.adapters
+        memory = (adapters.arena, adapters.descriptors, self.segments)
+        where = {"layer": layer, "sites": module.sites, "num_sites": NUM_SITES}
+        extra = [{"plan": plan} if plan else {} for plan in plans]
+        h = ops.lora_shrink(self.inputs[module.name], *memory, **where, **extra[0])
+        y = self.outputs[module.name]
+        ops.lora_expand_(y, h, *memory, **where, spans=module.spans, **extra[1])
+
+    def check(self, plans: dict[str, Plans] | None = None) -> float:
+        """Return the largest error of any projection, as a share of the largest delta."""
+        worst = 0.0
+        for module in MODULES:
+            before = self.outputs[module.name].clone()
+            self.outputs[module.name].zero_()
+            self.pair(module, 0, (plans or {}).get(module.name, CHOSEN))
+            ours = self.outputs[module.name].float()
+            self.outputs[module.name].zero_()
+            self.pair(module, 0, ops=reference)
+            truth = self.outputs[module.name].float()
+            self.outputs[module.name].copy_(before)
+            error = (ours - truth).abs().max() / truth.abs().max().clamp_min(1e-6)
+            worst = max(worst, error.item() if torch.isfinite(ours).all() else float("inf"))
+        return worst
+
+
+def graph_time(run: Callable[[], None], replays: int = 20) -> float:
+    """Median microseconds of a replay."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    times: list[float] = []
+    for _ in range(replays + 2):
+        start, stop = (
+            torch.Event("cuda", enable_timing=True),
+            torch.Event("cuda", enable_timing=True),
+        )
+        start.record()
+        graph.replay()
+        stop.record()
+        stop.synchronize()
+        times.append(1e3 * float(start.elapsed_time(stop)))
+    return statistics.median(times[2:])
+
+
+class Bench:
+    """Times steps; keeps the flush buffer and its time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._flush = torch.zeros(48 << 20, dtype=torch.float32, device=device)  # 192 MiB
+        self._sum = torch.zeros((), device=device)
+        self._repeats = 8
+        self._flush_time = graph_time(self._flushes)
+
+    def _flushes(self) -> None:
+        for _ in range(self._repeats):
+            self._empty_cache()
+
+    def _empty_cache(self) -> None:
+        torch.sum(self._flush, 0, out=self._sum)  # reads only: no dirty lines to write back later
+
+    def cold(self, step: Step, plans: dict[str, Plans] | None = None) -> float:
+        """Microseconds a layer, L2 emptied before each."""
+        layers = step.case.adapters.layers
+
+        def run() -> None:
+            for i in range(self._repeats):
+                self._empty_cache()
+                for module in MODULES:
+                    step.pair(module, i % layers, (plans or {}).get(module.name, CHOSEN))
+
+        return (graph_time(run) - self._flush_time) / self._repeats
+
+    def turning(self, step: Step, modules: Sequence[Module], plans: Plans = CHOSEN) -> float:
+        """Microseconds a layer of these projections, all layers in turn."""
+        layers = step.case.adapters.layers
+
+        def run() -> None:
+            for layer in range(layers):
+                for module in modules:
+                    step.pair(module, layer, plans)
+
+        return graph_time(run) / layers
+
+    def ceiling(self) -> float:
+        """Bytes/s of a large sum, timed while weights don't fit the cache."""
+        return self._flush.nbytes * self._repeats / (self._flush_time * 1e-6)
+
+
+__all__ = ["CHOSEN", "Bench", "Case", "Plans", "Step"]

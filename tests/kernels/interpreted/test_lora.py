@@ -1,0 +1,218 @@
+"""LoRA kernels for CUDA under the interpreter, against the reference."""
+
+import random
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kernels.lora import LoraSegments
+from kernels.lora.gpu import lora_expand_, lora_shrink
+from kernels.lora.plans import ExpandPlan, ShrinkPlan
+from tests.kernels.rank_rows import Arena, Shape, make_adapter, place, uniform
+from tests.kernels.test_lora import POPULARITY, QKV
+from tests.kernels.truth import REFERENCE, assert_near, bits
+
+PLANS: dict[str, tuple[ShrinkPlan | None, ExpandPlan | None]] = {
+    "chosen": (None, None),
+    "one row": (
+        ShrinkPlan(block_rows=1, block_ranks=8, block_k=32, steps=1, dot=False, warps=4),
+        ExpandPlan(block_rows=1, block_columns=64, block_ranks=8, dot=False, warps=4),
+    ),
+    "few rows": (
+        ShrinkPlan(block_rows=4, block_ranks=16, block_k=64, steps=1, dot=False, warps=4),
+        ExpandPlan(block_rows=2, block_columns=16, block_ranks=16, dot=False, warps=4),
+    ),
+    "tensor cores": (
+        ShrinkPlan(block_rows=16, block_ranks=16, block_k=16, steps=1, dot=True, warps=4),
+        ExpandPlan(block_rows=16, block_columns=64, block_ranks=16, dot=True, warps=4),
+    ),
+    "steps": (
+        ShrinkPlan(block_rows=16, block_ranks=64, block_k=16, steps=3, dot=True, warps=4),
+        ExpandPlan(block_rows=32, block_columns=16, block_ranks=32, dot=True, warps=4),
+    ),
+}
+
+
+def with_bound(segments: LoraSegments, counts: list[int]) -> LoraSegments:
+    """The same, with the longest segment told."""
+    return LoraSegments(
+        offsets=segments.offsets,
+        descriptors=segments.descriptors,
+        max_rank=segments.max_rank,
+        max_rows=max(counts, default=0),
+    )
+
+
+def compare(
+    arena: Arena,
+    segments: LoraSegments,
+    *,
+    rows: int,
+    layer: int = 0,
+    sites: tuple[int, ...] = QKV,
+    spans: tuple[tuple[int, int], ...] = ((0, 48), (48, 16), (64, 40)),
+    plans: tuple[ShrinkPlan | None, ExpandPlan | None] = (None, None),
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run kernels and reference on random rows; return (y before, y after, x)."""
+    dtype, width = arena.shape.dtype, arena.shape.inputs[sites[0]]
+    x = torch.randn(rows, width).to(dtype)
+    y = torch.randn(rows, max(start + size for start, size in spans) + 3).to(dtype)
+    where = {"layer": layer, "sites": sites, "num_sites": arena.shape.sites}
+    memory = (arena.data, arena.descriptors, segments)
+    h = lora_shrink(x, *memory, **where, plan=plans[0])
+    h_true = REFERENCE.lora_shrink(x, *memory, **where)
+    covered = h_true != 0
+    total = h.sum(0) if h.ndim == 4 else h
+    assert total.shape == h_true.shape and h.dtype == torch.float32
+    assert_near(total[covered], h_true[covered])
+    out, expected = y.clone(), y.clone()
+    lora_expand_(out, h, *memory, **where, spans=spans, plan=plans[1])
+    REFERENCE.lora_expand_(expected, h_true, *memory, **where, spans=spans)
+    assert_near(out, expected)
+    return y, out, x
+
+
+def mixed_arena(dtype: torch.dtype, ranks: tuple[int, ...]) -> Arena:
+    """Eight adapters, the third and the sixth with a rank of their own at a site, and none."""
+    random.seed(3)
+    torch.manual_seed(3)
+    shape = Shape(layers=1, inputs=(72, 72, 72), outputs=(48, 16, 40), dtype=dtype)
+    adapters = []
+    for index, rank in enumerate(ranks):
+        sites = {(0, site): rank for site in range(3)}
+        if index in (2, 5):
+            sites[0, 1] = rank // 2 + 1
+            del sites[0, 2]
+        adapters.append(make_adapter(shape, sites))
+    return place(shape, adapters, scattered=True)
+
+
+@pytest.mark.parametrize("plans", PLANS.values(), ids=PLANS)
+@pytest.mark.parametrize(("counts", "who"), POPULARITY.values(), ids=POPULARITY)
+def test_equals_reference(
+    counts: list[int],
+    who: list[int | None],
+    plans: tuple[ShrinkPlan | None, ExpandPlan | None],
+) -> None:
+    arena = mixed_arena(torch.float32, (1, 2, 3, 8, 8, 5, 17, 16))
+    compare(arena, arena.segments(counts, who), rows=sum(counts), plans=plans)
+
+
+@pytest.mark.parametrize("plans", PLANS.values(), ids=PLANS)
+def test_knowing_the_longest_segment_changes_nothing_but_the_grid(
+    plans: tuple[ShrinkPlan | None, ExpandPlan | None],
+) -> None:
+    arena = mixed_arena(torch.float16, (1, 2, 3, 8, 8, 5, 17, 16))
+    for name in ("distinct", "between base rows", "with empty segments"):
+        counts, who = POPULARITY[name]
+        bounded = with_bound(arena.segments(counts, who), counts)
+        compare(arena, bounded, rows=sum(counts), plans=plans)
+
+
+@pytest.mark.parametrize("plans", PLANS.values(), ids=PLANS)
+@pytest.mark.parametrize("rank", [1, 31, 64, 128])
+def test_ranks(rank: int, plans: tuple[ShrinkPlan | None, ExpandPlan | None]) -> None:
+    shape = Shape(layers=2, inputs=(40, 24), outputs=(24, 40), dtype=torch.float16)
+    arena = place(shape, [uniform(shape, rank), uniform(shape, 1)], scattered=True)
+    segments = arena.segments([1, 2], [1, 0])
+    compare(arena, segments, rows=3, layer=1, sites=(1,), spans=((2, 40),), plans=plans)
+
+
+@pytest.mark.parametrize("plans", PLANS.values(), ids=PLANS)
+@pytest.mark.parametrize(("width", "out"), [(0, 32), (64, 0), (0, 0), (33, 7), (1, 1)])
+def test_empty_and_odd_widths(
+    width: int, out: int, plans: tuple[ShrinkPlan | None, ExpandPlan | None]
+) -> None:
+    shape = Shape(layers=1, inputs=(width, width), outputs=(out, 16))
+    arena = place(shape, [uniform(shape, 3), uniform(shape, 18)], scattered=True)
+    segments, spans = arena.segments([2, 3], [1, 0]), ((0, out), (out, 16))
+    compare(arena, segments, rows=5, sites=(0, 1), spans=spans, plans=plans)
+
+
+def test_sites_in_any_order_more_than_a_launch_has_and_spans_with_gaps() -> None:
+    shape = Shape(layers=1, inputs=(40,) * 5, outputs=(8, 24, 16, 0, 5))
+    arena = place(shape, [uniform(shape, 3), uniform(shape, 18)], scattered=True)
+    segments = arena.segments([2, 1, 3], [1, None, 0])
+    spans = ((60, 5), (0, 24), (30, 0), (31, 16), (50, 8))
+    compare(arena, segments, rows=6, sites=(4, 1, 3, 2, 0), spans=spans)
+
+
+def test_base_rows_and_untargeted_sites_keep_their_bits() -> None:
+    arena = mixed_arena(torch.float16, (1, 2, 3, 8, 8, 5, 17, 16))
+    segments = arena.segments([2, 3, 2], [None, 2, 6])
+    for plans in PLANS.values():
+        y, out, _ = compare(
+            arena, segments, rows=7, spans=((0, 48), (48, 16), (64, 40)), plans=plans
+        )
+        assert bits(out[:2]) == bits(y[:2])
+        assert bits(out[2:5, 64:]) == bits(y[2:5, 64:])
+        assert bits(out[:, 104:]) == bits(y[:, 104:])
+        assert bool((out[5:, :104] != y[5:, :104]).any())
+
+
+def test_nan_in_an_adapter_or_a_row_stays_there() -> None:
+    shape = Shape(layers=1, inputs=(40,), outputs=(24,))
+    adapters = [uniform(shape, 4) for _ in range(3)]
+    for factors in adapters[1].values():
+        factors.a.fill_(float("nan"))
+    arena = place(shape, adapters)
+    x, y = torch.randn(8, 40), torch.randn(8, 24)
+    x[7] = float("nan")
+    memory = (arena.data, arena.descriptors, arena.segments([2, 2, 2, 2], [0, 1, None, 2]))
+    for shrink_plan, expand_plan in PLANS.values():
+        out, where = y.clone(), {"layer": 0, "sites": (0,), "num_sites": 1}
+        h = lora_shrink(x, *memory, **where, plan=shrink_plan)
+        lora_expand_(out, h, *memory, **where, spans=((0, 24),), plan=expand_plan)
+        assert out[2:4].isnan().all() and out[7].isnan().all()
+        assert not out[[0, 1, 4, 5, 6]].isnan().any()
+
+
+def test_a_step_may_have_fewer_segments_than_its_metadata_has_room_for() -> None:
+    arena = mixed_arena(torch.float32, (1, 2, 3, 8, 8, 5, 17, 16))
+    exact = arena.segments([2, 1, 3], [1, None, 7])
+    padded = LoraSegments(
+        offsets=torch.cat((exact.offsets, torch.full((13,), 6, dtype=torch.int32))),
+        descriptors=torch.cat((exact.descriptors, torch.full((13,), -1))),
+        max_rank=24,
+    )
+    x, results = torch.randn(6, 72), []
+    for segments in (exact, padded):
+        memory = (arena.data, arena.descriptors, segments)
+        where = {"layer": 0, "sites": QKV, "num_sites": 3}
+        out = torch.ones(6, 104)
+        h = lora_shrink(x, *memory, **where)
+        lora_expand_(out, h, *memory, **where, spans=((0, 48), (48, 16), (64, 40)))
+        results.append(out)
+    assert bits(results[0]) == bits(results[1])
+
+
+def test_no_rows_and_no_adapters() -> None:
+    arena = mixed_arena(torch.float32, (1,) * 8)
+    compare(arena, arena.segments([], []), rows=0)
+    compare(arena, arena.segments([4], [None]), rows=4)
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_any_batch(data: st.DataObject) -> None:
+    arena = mixed_arena(torch.float32, (1, 2, 3, 8, 8, 5, 17, 16))
+    who = data.draw(st.lists(st.sampled_from([None, *range(8)]), max_size=6))
+    counts = data.draw(st.lists(st.integers(0, 20), min_size=len(who), max_size=len(who)))
+    plans = data.draw(st.sampled_from(list(PLANS.values())))
+    compare(arena, arena.segments(counts, who), rows=sum(counts), plans=plans)
+
+
+def test_wrong_inputs_are_named() -> None:
+    arena = mixed_arena(torch.float32, (4,) * 8)
+    memory = (arena.data, arena.descriptors, arena.segments([3], [0]))
+    where = {"layer": 0, "sites": (0,), "num_sites": 3}
+    with pytest.raises(ValueError, match="x must be of dtype"):
+        lora_shrink(torch.randn(3, 72).double(), *memory, **where)
+    h = lora_shrink(torch.randn(3, 72), *memory, **where)
+    with pytest.raises(ValueError, match="y must be of contiguous rows"):
+        lora_expand_(torch.randn(48, 3).T, h, *memory, **where, spans=((0, 48),))
+    with pytest.raises(ValueError, match="h must be"):
+        lora_expand_(torch.randn(3, 48), h[:, :, :2], *memory, **where, spans=((0, 48),))
