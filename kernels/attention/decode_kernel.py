@@ -2,7 +2,7 @@
 """Triton: one query row a sequence over paged keys and values, split along the context.
 
     program (KV head, split, sequence)
-    split s = the keys at absolute positions s * SPLIT .. (s + 1) * SPLIT
+    split s = the keys at absolute positions s * split_keys .. (s + 1) * split_keys
     query heads of one KV head are the rows of one tile: [BLOCK_M, BLOCK_D], GROUP of them real
 
 A program with no key to see leaves at once, so that the grid can be fixed by an upper bound of the
@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["stride_table", "window", "splits"])
+@triton.jit(do_not_specialize=["stride_table", "window", "splits", "split_keys"])
 def decode_kernel(
     p_q,  # [rows, Hq, D]
     p_k,  # [pages, Hkv, PAGE, D], pages stride_page apart
@@ -35,10 +35,10 @@ def decode_kernel(
     scale,  # times log2(e)
     window,
     splits,
+    split_keys,  # a multiple of BLOCK_N
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
     PAGE: tl.constexpr,
-    SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -56,8 +56,8 @@ def decode_kernel(
     low = 0
     if HAS_WINDOW:
         low = tl.maximum(context - window, 0)
-    first = low // SPLIT
-    last = tl.maximum(tl.cdiv(context, SPLIT), 1)  # an empty context is one split of zeros
+    first = low // split_keys
+    last = tl.maximum(tl.cdiv(context, split_keys), 1)  # an empty context is one split of zeros
     if (rows != 1) | (split < first) | (split >= last):
         return
 
@@ -72,8 +72,8 @@ def decode_kernel(
     b_peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     b_total = tl.zeros([BLOCK_M], tl.float32)
     b_acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    begin = tl.maximum(split * SPLIT, low // BLOCK_N * BLOCK_N)
-    end = tl.minimum((split + 1) * SPLIT, context)
+    begin = tl.maximum(split * split_keys, low // BLOCK_N * BLOCK_N)
+    end = tl.minimum((split + 1) * split_keys, context)
     p_pages = p_table + b.to(tl.int64) * stride_table
     o_n = begin + tl.arange(0, BLOCK_N)
     b_next = tl.load(p_pages + o_n // PAGE, mask=(o_n < end) & (o_n >= low), other=0)

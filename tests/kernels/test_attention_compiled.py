@@ -73,7 +73,7 @@ def attention_constants(tile: Tile, group: int, dim: int, window: bool) -> dict[
 def test_decode(group: int, dim: int, window: bool, capability: int) -> None:
     tile = decode_tile(group, dim, 2)
     constants = attention_constants(tile, group, dim, window) | {
-        **{"SPLIT": 128, "HAS_SPLITS": True, "BLOCK_G": power_of_two(group)},
+        **{"HAS_SPLITS": True, "BLOCK_G": power_of_two(group)},
         "BLOCK_S": merged_at_once(group, dim),
     }
     found = compiled(decode_kernel, constants, capability, tile.warps, tile.stages)
@@ -87,7 +87,7 @@ def test_decode(group: int, dim: int, window: bool, capability: int) -> None:
 def test_prefill(rows: int, group: int, dim: int, capability: int) -> None:
     tile = prefill_tile(rows, group, dim, 2)
     constants = attention_constants(tile, group, dim, group == 7)
-    constants |= {"BLOCK_B": 32, "HAS_DECODES": True}
+    constants |= {"BLOCK_B": 64, "HAS_DECODES": True}
     found = compiled(prefill_kernel, constants, capability, tile.warps, tile.stages)
     assert found.metadata.shared <= SHARED_MEMORY[capability]
     product = "wgmma" if capability == 90 and tile.lines >= 64 else "mma.sync"

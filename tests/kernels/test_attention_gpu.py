@@ -1,0 +1,177 @@
+"""Paged attention and the small ops on a GPU, in all dtypes, eager and replayed."""
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.attention import AttentionBatch, HeadNorms
+from kernels.attention import reference as attention_reference
+from kernels.fused import reference as fused_reference
+from tests.kernels.paging import Pool, Tokens, deal_pages, fill, make_batch
+from tests.kernels.truth import REFERENCE, assert_near
+
+pytest.importorskip("triton")
+
+from kernels.attention import gpu as attention
+from kernels.fused import gpu as fused
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+DECODE = [(1, 1), (16, 1), (17, 1), (128, 1), (129, 1), (1000, 1), (5000, 1)]
+MIXED = [(20, 1), (333, 333), (700, 1), (640, 160), (31, 0), (5, 5), (1300, 1)]
+
+
+def on_device(pool: Pool) -> tuple[Tensor, Tensor]:
+    arena = pool.arena.cuda()
+    k, v = (
+        arena.as_strided(cache.shape, cache.stride(), cache.storage_offset())
+        for cache in (pool.k_cache, pool.v_cache)
+    )
+    return k, v
+
+
+def moved(batch: AttentionBatch, **changed: int) -> AttentionBatch:
+    fields = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch) if f.init}
+    tensors = {name: value.cuda() for name, value in fields.items() if isinstance(value, Tensor)}
+    return AttentionBatch(**{**fields, **tensors, **changed})
+
+
+def prepared(
+    sequences: list[tuple[int, int]], pool: Pool, group: int
+) -> tuple[Tensor, AttentionBatch]:
+    contexts = [context for context, _ in sequences]
+    tables = deal_pages(contexts, pool)
+    fill(pool, REFERENCE, [Tokens.random(context, pool) for context in contexts], tables)
+    rows = sum(rows for _, rows in sequences)
+    q = torch.randn(rows, pool.kv_heads * group, pool.dim).to(pool.dtype)
+    return q, make_batch(sequences, tables, pool.block, extra_width=2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 1, 100, 1000])
+@pytest.mark.parametrize(("group", "dim"), [(1, 16), (4, 64), (4, 128), (7, 80), (2, 256)])
+@pytest.mark.parametrize("sequences", [DECODE, MIXED], ids=["decode", "mixed"])
+def test_equals_reference(
+    sequences: list[tuple[int, int]],
+    group: int,
+    dim: int,
+    window: int | None,
+    dtype: torch.dtype,
+) -> None:
+    pool = Pool(pages=500, kv_heads=2, dim=dim, dtype=dtype)
+    q, batch = prepared(sequences, pool, group)
+    case = {"scale": dim**-0.5, "window": window}
+    expected = REFERENCE.paged_attention(q, pool.k_cache, pool.v_cache, batch, **case)
+    for decodes in (0, sum(rows == 1 for _, rows in sequences)):
+        known = moved(batch, decodes=decodes)
+        actual = attention.paged_attention(q.cuda(), *on_device(pool), known, **case)
+        if dtype == torch.float32:  # sums of thousands of products in another order
+            torch.testing.assert_close(actual.cpu(), expected, rtol=1e-4, atol=1e-5)
+        else:
+            assert_near(actual.cpu(), expected)
+
+
+def replayed(run: Callable[[], Tensor]) -> tuple[Tensor, torch.cuda.CUDAGraph]:
+    """Return (the output of a graph, the graph), run once before it was captured."""
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run()
+    return out, graph
+
+
+def test_one_graph_serves_all_contexts_bit_for_bit() -> None:
+    pool = Pool(pages=500, kv_heads=2, dim=128, dtype=torch.bfloat16)
+    q, batch = prepared(DECODE, pool, 4)
+    caches, q = on_device(pool), q.cuda()
+    known = moved(batch, max_context=8192)
+
+    def attend() -> Tensor:
+        return attention.paged_attention(q, *caches, known, scale=0.1, window=None)
+
+    out, graph = replayed(attend)
+    whole = known.context_lens.clone()
+    for limit in (5000, 1, 128, 129, 2000, 5000):
+        known.context_lens.copy_(whole.clamp(max=limit))
+        graph.replay()
+        assert torch.equal(out, attend())
+    expected = REFERENCE.paged_attention(
+        q.cpu(), pool.k_cache, pool.v_cache, batch, scale=0.1, window=None
+    )
+    assert_near(out.cpu(), expected)
+
+
+def test_runs_are_equal_bit_for_bit() -> None:
+    """The last program of a row to finish is another one each time; the order of sums is not."""
+    pool = Pool(pages=500, kv_heads=2, dim=128, dtype=torch.bfloat16)
+    q, batch = prepared(DECODE, pool, 4)
+    caches, q, known = on_device(pool), q.cuda(), moved(batch)
+    runs = [
+        attention.paged_attention(q, *caches, known, scale=0.1, window=None) for _ in range(200)
+    ]
+    assert all(torch.equal(runs[0], run) for run in runs)
+
+
+def test_a_page_beyond_4_gib_is_found() -> None:
+    stride, pages = 2**20, 2**12 + 8  # elements of 2 bytes: 8 GiB
+    arena = torch.empty(stride * pages, dtype=torch.bfloat16, device="cuda")
+    shape, strides = (pages, 1, 16, 64), (stride, 16 * 64, 64, 1)
+    caches = arena.as_strided(shape, strides), arena.as_strided(shape, strides, 16 * 64)
+    sequences = [(20, 1), (20, 20)]
+    batch = moved(make_batch(sequences, [[pages - 1, pages - 3], [pages - 2, 0]], 16))
+    k, v, q = (torch.randn(21, heads, 64, device="cuda").bfloat16() for heads in (1, 1, 4))
+    for cache in caches:
+        cache[pages - 1] = 1.0
+    attention.store_kv(k, v, *caches, batch)
+    case = {"scale": 0.1, "window": None}
+    actual = attention.paged_attention(q, *caches, batch, **case)
+    assert_near(actual, attention_reference.paged_attention(q, *caches, batch, **case))
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rotate_store(dtype: torch.dtype, normed: bool) -> None:
+    pools = [Pool(pages=8, kv_heads=3, dim=80, dtype=dtype) for _ in range(2)]
+    tables = deal_pages([60, 30], pools[0])
+    q, k, v = torch.randn(10, 15, 80).to(dtype).cuda().split([9, 3, 3], 1)
+    table = torch.randn(64, 80, device="cuda")
+    positions = torch.randint(0, 64, (10,), device="cuda")
+    norms = HeadNorms(q=table[0].to(dtype), k=table[1].to(dtype), eps=1e-5) if normed else None
+    results = []
+    for op, pool in zip(
+        (attention.rotate_store, attention_reference.rotate_store), pools, strict=True
+    ):
+        caches = on_device(pool)
+        batch = moved(make_batch([(60, 1), (30, 9)], tables, 16))
+        out = op(q, k, v, *caches, table, positions, batch, norms=norms)
+        results.append((out, *caches))
+    for got, expected in zip(*results, strict=True):
+        assert torch.equal(got.isnan(), expected.isnan())
+        assert_near(got.nan_to_num(), expected.nan_to_num())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 33])
+def test_small_ops(rows: int, dtype: torch.dtype) -> None:
+    x, residual = (torch.randn(rows, 4096, device="cuda").to(dtype) for _ in range(2))
+    weight = torch.randn(4096, device="cuda").to(dtype)
+    q, k = torch.randn(rows, 40, 128, device="cuda").to(dtype).split([32, 8], 1)
+    table = torch.randn(64, 128, device="cuda")
+    positions = torch.randint(0, 64, (rows,), device="cuda")
+    for name, arguments in {
+        "rms_norm": (x, weight, 1e-5),
+        "add_rms_norm": (x, residual, weight, 1e-5),
+        "silu_mul": (x,),
+        "rotary": (q, k, table, positions),
+    }.items():
+        got, expected = (getattr(each, name)(*arguments) for each in (fused, fused_reference))
+        pairs = zip(got, expected, strict=True) if isinstance(got, tuple) else [(got, expected)]
+        for actual, truth in pairs:
+            assert_near(actual, truth)
