@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kernels.attention import PagedAttention, StoreKV
+from kernels.attention import PagedAttention, RotateStore, StoreKV
 from kernels.attention import cpu as attention_cpu
 from kernels.attention import deterministic as attention_deterministic
 from kernels.attention import reference as attention_reference
@@ -37,6 +37,8 @@ class Ops:
     """y += scale * h B^T of each row's own adapter, in place."""
     store_kv: StoreKV
     """Write this step's keys and values into their pages."""
+    rotate_store: RotateStore
+    """Norms and rotary positions of the heads, then `store_kv`."""
     paged_attention: PagedAttention
     """Causal attention through the page table."""
     rms_norm: RMSNorm
@@ -76,6 +78,7 @@ _REFERENCE = Ops(
     lora_shrink=lora_reference.lora_shrink,
     lora_expand_=lora_reference.lora_expand_,
     store_kv=attention_reference.store_kv,
+    rotate_store=attention_reference.rotate_store,
     paged_attention=attention_reference.paged_attention,
     rms_norm=fused_reference.rms_norm,
     add_rms_norm=fused_reference.add_rms_norm,
@@ -90,6 +93,7 @@ _CPU = Ops(
     lora_shrink=lora_cpu.lora_shrink,
     lora_expand_=lora_cpu.lora_expand_,
     store_kv=attention_cpu.store_kv,
+    rotate_store=attention_cpu.rotate_store,
     paged_attention=attention_cpu.paged_attention,
     rms_norm=fused_cpu.rms_norm,
     add_rms_norm=fused_cpu.add_rms_norm,

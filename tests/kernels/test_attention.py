@@ -6,7 +6,7 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, eager_attention_forward
 
-from kernels.attention import AttentionBatch
+from kernels.attention import AttentionBatch, HeadNorms
 from kernels.attention.gather import Geometry
 from kernels.dispatch import Ops
 from tests.kernels.paging import Pool, Tokens, deal_pages, fill, make_batch
@@ -251,3 +251,21 @@ def attend(
     return ops.paged_attention(
         q, pool.k_cache, pool.v_cache, batch, scale=pool.dim**-0.5, window=window
     )
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_rotate_store_is_its_steps(ops: Ops, normed: bool) -> None:
+    pools = [Pool(pages=8, kv_heads=3, dim=16) for _ in range(2)]
+    tables = deal_pages([60, 30], pools[0])
+    q, k, v = torch.randn(10, 15, 16).split([9, 3, 3], 1)
+    cos_sin, positions = torch.randn(64, 16), torch.randint(0, 64, (10,))
+    norms = HeadNorms(q=torch.randn(16), k=torch.randn(16), eps=1e-5) if normed else None
+    batch = make_batch([(60, 1), (30, 9)], tables, 16)
+    caches = [(pool.k_cache, pool.v_cache) for pool in pools]
+    out = ops.rotate_store(q, k, v, *caches[0], cos_sin, positions, batch, norms=norms)
+    if norms is not None:
+        q, k = (ops.rms_norm(x, w, norms.eps) for x, w in ((q, norms.q), (k, norms.k)))
+    expected, k = ops.rotary(q, k, cos_sin, positions)
+    ops.store_kv(k, v, *caches[1], batch)
+    assert bits(out) == bits(expected)
+    assert bits(pools[0].arena) == bits(pools[1].arena)

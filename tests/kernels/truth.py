@@ -16,6 +16,7 @@ REFERENCE = Ops(
     lora_shrink=lora.lora_shrink,
     lora_expand_=lora.lora_expand_,
     store_kv=attention.store_kv,
+    rotate_store=attention.rotate_store,
     paged_attention=attention.paged_attention,
     rms_norm=fused.rms_norm,
     add_rms_norm=fused.add_rms_norm,

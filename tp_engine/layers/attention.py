@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.attention import HeadNorms
 from kernels.dispatch import Ops
 from tp_engine.layers.linear import ColumnParallel, RowParallel
 from tp_engine.layers.step import StepInput
@@ -55,11 +56,14 @@ class Attention:
         sizes = [self.q_heads, self.kv_heads, self.kv_heads]
         heads = qkv.view(qkv.shape[0], sum(sizes), self.head_dim)
         q, k, v = torch.split(heads, sizes, dim=1)
-        if self.q_norm is not None and self.k_norm is not None:
-            q = self.ops.rms_norm(q, self.q_norm, self.eps)
-            k = self.ops.rms_norm(k, self.k_norm, self.eps)
-        q, k = self.ops.rotary(q, k, cos_sin, step.positions)
-        self.ops.store_kv(k, v, *kv, step.attention)
+        q = self.ops.rotate_store(
+            q, k, v, *kv, cos_sin, step.positions, step.attention, norms=self._norms()
+        )
         scale = self.head_dim**-0.5
         out = self.ops.paged_attention(q, *kv, step.attention, scale=scale, window=self.window)
         return out.flatten(1)
+
+    def _norms(self) -> HeadNorms | None:
+        if self.q_norm is None or self.k_norm is None:
+            return None
+        return HeadNorms(q=self.q_norm, k=self.k_norm, eps=self.eps)

@@ -112,7 +112,7 @@ def _small() -> float:
 def _rotate_store() -> float:
     contexts, rows = [40, 300], 10
     heads = torch.randn(20, Q_HEADS + 2 * KV_HEADS, DIM, device=DEVICE).bfloat16()
-    q, k, v = heads.split([Q_HEADS, KV_HEADS, KV_HEADS], 1)
+    q, k, v = torch.split(heads, [Q_HEADS, KV_HEADS, KV_HEADS], 1)
     table = torch.randn(512, DIM, device=DEVICE)
     positions = torch.randint(0, 512, (20,), device=DEVICE)
     norms = HeadNorms(q=table[0].bfloat16(), k=table[1].bfloat16(), eps=1e-5)

@@ -39,7 +39,7 @@ def paged(
     pages = sets * sum(counts)
     size = KV_HEADS * block * DIM
     arena = torch.empty(pages * LAYERS * 2 * size, dtype=torch.bfloat16, device=DEVICE)
-    for part in arena.split(2**28):
+    for part in torch.split(arena, 2**28):
         part.normal_()
     shape, strides = (pages, KV_HEADS, block, DIM), (LAYERS * 2 * size, block * DIM, DIM, 1)
     caches = [
@@ -54,7 +54,7 @@ def paged(
     for number in range(sets):
         mine = order[number * sum(counts) : (number + 1) * sum(counts)]
         table = torch.zeros((len(contexts), max(counts)), dtype=torch.int32)
-        for b, part in enumerate(mine.split(counts)):
+        for b, part in enumerate(torch.split(mine, counts)):
             table[b, : counts[b]] = part
         batches.append(batch_of(rows, contexts, table, block, bound or max(contexts)))
     return Paged(caches=caches, batches=batches)

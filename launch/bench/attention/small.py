@@ -39,7 +39,8 @@ def _ops(rows: int) -> dict[str, tuple[Call, Call, int]]:
 
     x, residual, weight = random(rows, HIDDEN), random(rows, HIDDEN), random(HIDDEN)
     gate_up = random(rows, 2 * INTERMEDIATE)
-    q, k, v = random(rows, Q_HEADS + 2 * KV_HEADS, DIM).split([Q_HEADS, KV_HEADS, KV_HEADS], 1)
+    qkv = random(rows, Q_HEADS + 2 * KV_HEADS, DIM)
+    q, k, v = torch.split(qkv, [Q_HEADS, KV_HEADS, KV_HEADS], 1)
     table, positions = torch.randn(4096, DIM, device=DEVICE), torch.arange(rows, device=DEVICE) % 64
     k_cache, v_cache, batch = paged(1, [64] * rows, 1).places()[0]
     heads = (Q_HEADS + KV_HEADS) * DIM
