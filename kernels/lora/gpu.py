@@ -178,7 +178,7 @@ def _row_grid(segments: LoraSegments, rows: int, block_rows: int) -> tuple[int, 
 def _launch_options(device: torch.device, warps: int) -> dict[str, int | bool]:
     """Return what the launcher and the kernel need to know of the device."""
     overlap = can_overlap(device)
-    options: dict[str, int | bool] = {"num_warps": warps, "USE_PDL": overlap}
+    options = {"num_warps": warps, "USE_PDL": overlap, "enable_fp_fusion": True}
     return {**options, "launch_pdl": True} if overlap else options
 
 

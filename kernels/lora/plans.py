@@ -119,4 +119,4 @@ def _power(least: int, value: int) -> int:
     return max(least, 1 << max(0, value - 1).bit_length())
 
 
-__all__ = ["ExpandPlan", "ShrinkPlan", "plan_expand", "plan_shrink"]
+__all__ = ["MANY_ROWS", "ExpandPlan", "ShrinkPlan", "plan_expand", "plan_shrink"]

@@ -45,11 +45,18 @@ def _find_columns(
 
 
 @triton.jit
-def _sum_parts(p_h, mask, stride_part, PARTS: tl.constexpr):
-    """Return float32 h, its parts added in order."""
-    b_h = tl.load(p_h, mask=mask, other=0.0)
-    for part in tl.static_range(1, PARTS):
-        b_h += tl.load(p_h + part * stride_part, mask=mask, other=0.0)
+def _sum_rows(p_h, m_rows, r, stride_part, PARTS: tl.constexpr, BLOCK_RANKS: tl.constexpr):
+    """Return float32 h [rows, ranks], its parts added in a fixed order; p_h [rows]."""
+    j = tl.arange(0, BLOCK_RANKS)
+    mask = m_rows[:, None] & (j < r)[None, :]
+    p_parts = p_h[:, None] + j[None, :]
+    if PARTS == 1:
+        b_h = tl.load(p_parts, mask=mask, other=0.0)
+    else:
+        part = tl.arange(0, triton.next_power_of_2(PARTS))
+        p_parts = p_parts[None, :, :] + part.to(tl.int64)[:, None, None] * stride_part
+        mask = mask[None, :, :] & (part < PARTS)[:, None, None]
+        b_h = tl.sum(tl.load(p_parts, mask=mask, other=0.0), 0)
     return b_h
 
 
@@ -136,7 +143,6 @@ def expand_kernel(
     p_words = p_record + first_word + r
     p_b = p_arena.to(p_y.dtype)
     m_n = n < width
-    j = tl.arange(0, BLOCK_RANKS)
     b_b = _load_b(p_words, p_b, r, 0, n, m_n, BLOCK_RANKS, ITEM)
     begin(USE_PDL)
     if r == 0:
@@ -148,14 +154,13 @@ def expand_kernel(
         m_y = m_t[:, None] & m_n[None, :]
         p_out = p_y + t.to(tl.int64)[:, None] * stride_y + start + n[None, :]
         b_y = tl.load(p_out, mask=m_y, other=0.0)
-        p_rows = p_h + t.to(tl.int64)[:, None] * max_rank + j[None, :]
-        b_h = _sum_parts(p_rows, m_t[:, None] & (j < r)[None, :], stride_part, PARTS)
+        p_rows = p_h + t.to(tl.int64) * max_rank
+        b_h = _sum_rows(p_rows, m_t, r, stride_part, PARTS, BLOCK_RANKS)
         b_delta = _multiply(b_h, b_b, PRECISION)
         if USE_TURNS:
             for rank in range(BLOCK_RANKS, r, BLOCK_RANKS):
                 b_b = _load_b(p_words, p_b, r, rank, n, m_n, BLOCK_RANKS, ITEM)
-                m_h = m_t[:, None] & (j < r - rank)[None, :]
-                b_h = _sum_parts(p_rows + rank, m_h, stride_part, PARTS)
+                b_h = _sum_rows(p_rows + rank, m_t, r - rank, stride_part, PARTS, BLOCK_RANKS)
                 b_delta += _multiply(b_h, b_b, PRECISION)
         tl.store(p_out, (b_y.to(tl.float32) + scale * b_delta).to(p_y.dtype.element_ty), mask=m_y)
     else:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from kernels.lora.plans import ExpandPlan, ShrinkPlan
+from kernels.lora.plans import MANY_ROWS, ExpandPlan, ShrinkPlan
 
 
 def shrink_plans(rows: int, longest: int) -> list[ShrinkPlan]:
     """Tile sizes worth trying."""
-    if rows >= 1024:
+    if rows >= MANY_ROWS:
         return [
             ShrinkPlan(
                 block_rows=m,
@@ -40,17 +40,17 @@ def shrink_plans(rows: int, longest: int) -> list[ShrinkPlan]:
             (32, 16, 256, 4),
         )
     ]
-    few = 1 << max(0, longest - 1).bit_length()
+    few = 1 << min(2, max(0, longest - 1).bit_length())
     sums = [
         ShrinkPlan(block_rows=few, block_ranks=r, block_k=k, steps=1, dot=False, warps=w)
         for r, k, w in ((16, 256, 2), (16, 512, 4), (16, 1024, 4), (16, 1024, 8), (8, 1024, 4))
     ]
-    return dots + (sums if few <= 4 else [])
+    return dots + sums
 
 
 def expand_plans(rows: int, longest: int) -> list[ExpandPlan]:
     """Tile sizes worth trying."""
-    if rows >= 1024:
+    if rows >= MANY_ROWS:
         shapes = [
             (64, 128, 4),
             (64, 256, 8),
@@ -65,12 +65,12 @@ def expand_plans(rows: int, longest: int) -> list[ExpandPlan]:
         ExpandPlan(block_rows=m, block_columns=n, block_ranks=16, dot=True, warps=w)
         for m, n, w in shapes
     ]
-    few = 1 << max(0, longest - 1).bit_length()
+    few = 1 << min(2, max(0, longest - 1).bit_length())
     sums = [
         ExpandPlan(block_rows=few, block_columns=n, block_ranks=r, dot=False, warps=w)
         for n, r, w in ((256, 16, 2), (512, 16, 4), (1024, 16, 4), (1024, 16, 8), (256, 32, 4))
     ]
-    return dots + (sums if few <= 4 else [])
+    return dots if rows >= MANY_ROWS else dots + sums
 
 
 __all__ = ["expand_plans", "shrink_plans"]

@@ -15,15 +15,16 @@ from tests.kernels.rank_rows import Arena, Shape, make_adapter, place, uniform
 from tests.kernels.test_lora import POPULARITY, QKV
 from tests.kernels.truth import REFERENCE, assert_near, bits
 
+STEPS = {**POPULARITY, "skewed": ([30, 1, 1], [3, 5, 6])}  # the interpreter is slow
 PLANS: dict[str, tuple[ShrinkPlan | None, ExpandPlan | None]] = {
     "chosen": (None, None),
     "one row": (
-        ShrinkPlan(block_rows=1, block_ranks=8, block_k=32, steps=1, dot=False, warps=4),
-        ExpandPlan(block_rows=1, block_columns=64, block_ranks=8, dot=False, warps=4),
+        ShrinkPlan(block_rows=1, block_ranks=16, block_k=64, steps=1, dot=False, warps=4),
+        ExpandPlan(block_rows=1, block_columns=64, block_ranks=16, dot=False, warps=4),
     ),
     "few rows": (
         ShrinkPlan(block_rows=4, block_ranks=16, block_k=64, steps=1, dot=False, warps=4),
-        ExpandPlan(block_rows=2, block_columns=16, block_ranks=16, dot=False, warps=4),
+        ExpandPlan(block_rows=2, block_columns=32, block_ranks=8, dot=False, warps=4),
     ),
     "tensor cores": (
         ShrinkPlan(block_rows=16, block_ranks=16, block_k=16, steps=1, dot=True, warps=4),
@@ -91,13 +92,13 @@ def mixed_arena(dtype: torch.dtype, ranks: tuple[int, ...]) -> Arena:
 
 
 @pytest.mark.parametrize("plans", PLANS.values(), ids=PLANS)
-@pytest.mark.parametrize(("counts", "who"), POPULARITY.values(), ids=POPULARITY)
+@pytest.mark.parametrize(("counts", "who"), STEPS.values(), ids=STEPS)
 def test_equals_reference(
     counts: list[int],
     who: list[int | None],
     plans: tuple[ShrinkPlan | None, ExpandPlan | None],
 ) -> None:
-    arena = mixed_arena(torch.float32, (1, 2, 3, 8, 8, 5, 17, 16))
+    arena = mixed_arena(torch.float32, (1, 2, 3, 8, 8, 5, 18, 16))
     compare(arena, arena.segments(counts, who), rows=sum(counts), plans=plans)
 
 
@@ -105,7 +106,7 @@ def test_equals_reference(
 def test_knowing_the_longest_segment_changes_nothing_but_the_grid(
     plans: tuple[ShrinkPlan | None, ExpandPlan | None],
 ) -> None:
-    arena = mixed_arena(torch.float16, (1, 2, 3, 8, 8, 5, 17, 16))
+    arena = mixed_arena(torch.float16, (1, 2, 3, 8, 8, 5, 18, 16))
     for name in ("distinct", "between base rows", "with empty segments"):
         counts, who = POPULARITY[name]
         bounded = with_bound(arena.segments(counts, who), counts)
@@ -141,7 +142,7 @@ def test_sites_in_any_order_more_than_a_launch_has_and_spans_with_gaps() -> None
 
 
 def test_base_rows_and_untargeted_sites_keep_their_bits() -> None:
-    arena = mixed_arena(torch.float16, (1, 2, 3, 8, 8, 5, 17, 16))
+    arena = mixed_arena(torch.float16, (1, 2, 3, 8, 8, 5, 18, 16))
     segments = arena.segments([2, 3, 2], [None, 2, 6])
     for plans in PLANS.values():
         y, out, _ = compare(
@@ -171,7 +172,7 @@ def test_nan_in_an_adapter_or_a_row_stays_there() -> None:
 
 
 def test_a_step_may_have_fewer_segments_than_its_metadata_has_room_for() -> None:
-    arena = mixed_arena(torch.float32, (1, 2, 3, 8, 8, 5, 17, 16))
+    arena = mixed_arena(torch.float32, (1, 2, 3, 8, 8, 5, 18, 16))
     exact = arena.segments([2, 1, 3], [1, None, 7])
     padded = LoraSegments(
         offsets=torch.cat((exact.offsets, torch.full((13,), 6, dtype=torch.int32))),
@@ -198,7 +199,7 @@ def test_no_rows_and_no_adapters() -> None:
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_batch(data: st.DataObject) -> None:
-    arena = mixed_arena(torch.float32, (1, 2, 3, 8, 8, 5, 17, 16))
+    arena = mixed_arena(torch.float32, (1, 2, 3, 8, 8, 5, 18, 16))
     who = data.draw(st.lists(st.sampled_from([None, *range(8)]), max_size=6))
     counts = data.draw(st.lists(st.integers(0, 20), min_size=len(who), max_size=len(who)))
     plans = data.draw(st.sampled_from(list(PLANS.values())))
