@@ -104,7 +104,8 @@ class Lead:
 
     def _watch(self, front_end: subprocess.Popen[bytes]) -> None:
         code = front_end.wait()
-        if not self._leaving:
+        left = code == 0 and self._stop.asked  # its goodbye may still be unread
+        if not (left or self._leaving):
             self._link.remove_files()
             end_now(f"the HTTP front end ended with exit code {code}")
 
