@@ -39,8 +39,8 @@ class AttentionBatch:
     max_context: int
     """The largest of context_lens, or a bound of it: a captured graph serves shorter ones too."""
     decodes: int = 0
-    """How many sequences have exactly one row, where the host counted them in a mixed step. They
-    then take a faster way; 0 is right too."""
+    """How many sequences have exactly one row, as far as the host counted them. Above 0, all that
+    have one take a faster way in a mixed step; 0 is always right."""
     memo: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
     """What a backend derived on the host from this batch, shared by all layers of the step."""
 

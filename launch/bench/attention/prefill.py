@@ -22,9 +22,10 @@ SCALE = DIM**-0.5
 TILES = [
     Tile(lines=128, keys=64, warps=8, stages=2),
     Tile(lines=128, keys=64, warps=8, stages=4),
-    Tile(lines=128, keys=64, warps=4, stages=3),
+    Tile(lines=128, keys=32, warps=8, stages=3),
     Tile(lines=128, keys=128, warps=8, stages=2),
     Tile(lines=128, keys=128, warps=8, stages=3),
+    Tile(lines=256, keys=64, warps=16, stages=2),
     Tile(lines=64, keys=64, warps=4, stages=2),
     Tile(lines=64, keys=64, warps=4, stages=3),
     Tile(lines=64, keys=128, warps=4, stages=2),

@@ -1,5 +1,7 @@
 """The Triton attention kernels against the reference, on memory that is NaN where unused."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -63,7 +65,7 @@ def test_mixed_steps(window: int | None) -> None:
     compare(MIXED, Pool(pages=40, kv_heads=2, dim=32), 3, window)
 
 
-@pytest.mark.parametrize("decodes", [0, 3])
+@pytest.mark.parametrize("decodes", [0, 1, 3])
 def test_decode_rows_may_be_counted(decodes: int) -> None:
     sequences = [(20, 1), (40, 8), (300, 1), (31, 0), (33, 33), (1, 1)]
     compare(sequences, Pool(pages=60, kv_heads=2, dim=32), 2, None, decodes)
@@ -129,8 +131,20 @@ def test_splits_of_any_length_agree() -> None:
     tile = Tile(lines=16, keys=16, warps=4, stages=3)
     for split in (32, 64, 512):
         out = torch.empty_like(q)
-        gpu.launch_decode(q, *caches, batch, out, 1.4426950408889634, None, tile, split)
+        gpu.launch_decode(q, *caches, batch, out, math.log2(math.e), None, tile, split)
         assert_near(out, expected)
+
+
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize(("lines", "keys"), [(16, 64), (64, 16), (128, 64)])
+def test_prefill_tiles_of_any_size_agree(lines: int, keys: int, window: int | None) -> None:
+    pool = Pool(pages=40, kv_heads=2, dim=32)
+    q, tables = prepared(MIXED, pool, 3)
+    batch, caches = make_batch(MIXED, tables, pool.block), (pool.k_cache, pool.v_cache)
+    expected = REFERENCE.paged_attention(q, *caches, batch, scale=1.0, window=window)
+    tile, out = Tile(lines=lines, keys=keys, warps=4, stages=2), torch.full_like(q, float("nan"))
+    gpu.launch_prefill(q, *caches, batch, out, math.log2(math.e), window, tile)
+    assert_near(out, expected)
 
 
 def test_pages_before_the_window_are_never_read() -> None:
