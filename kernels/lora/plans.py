@@ -12,9 +12,11 @@ from kernels.lora import LoraSegments
 
 MULTIPROCESSORS = 132
 """Of an H100 or H200 SXM; how many programs keep the device busy."""
-FEW_ROWS = 4
-"""Rows of one adapter up to which products are sums without tensor cores: an adapter's bytes are
-then read by threads that use each one in place."""
+SUM_ROWS = 256
+"""Rows of a step up to which products are sums without tensor cores: rank-rows then go from memory
+to the registers of the threads that use them, a row of x or y after the other."""
+SUM_TILE = 4
+"""Rows of an adapter that share a reading of its rank-rows in such a step."""
 MANY_ROWS = 1024
 """Rows of a step from which x and y weigh more than the adapters."""
 
@@ -75,17 +77,21 @@ def plan_shrink(
             warps=4,
             stages=4,
         )
-    block_k = min(1024 // size, _power(16, width))
-    if longest <= FEW_ROWS:
+    wide = width > 8192  # twice the in-features a program, for half the parts
+    block_k = min((2048 if wide else 1024) // size, _power(16, width))
+    warps = 8 if wide else 4
+    if rows <= SUM_ROWS:
         return ShrinkPlan(
-            block_rows=_power(1, longest),
+            block_rows=_power(1, min(longest, SUM_TILE)),
             block_ranks=16,
             block_k=block_k,
             steps=1,
             dot=False,
-            warps=4,
+            warps=warps,
         )
-    return ShrinkPlan(block_rows=16, block_ranks=16, block_k=block_k, steps=1, dot=True, warps=4)
+    return ShrinkPlan(
+        block_rows=16, block_ranks=16, block_k=block_k, steps=1, dot=True, warps=warps
+    )
 
 
 def plan_expand(rows: int, segments: LoraSegments, width: int, dtype: torch.dtype) -> ExpandPlan:
@@ -100,12 +106,12 @@ def plan_expand(rows: int, segments: LoraSegments, width: int, dtype: torch.dtyp
             dot=True,
             warps=4,
         )
-    few = longest <= FEW_ROWS
+    sums = rows <= SUM_ROWS
     return ExpandPlan(
-        block_rows=_power(1, longest) if few else 16,
-        block_columns=min((1024 if few else 512) // size, _power(16, width)),
+        block_rows=_power(1, min(longest, SUM_TILE)) if sums else 16,
+        block_columns=min((1024 if sums else 512) // size, _power(16, width)),
         block_ranks=16,
-        dot=not few,
+        dot=not sums,
         warps=4,
     )
 

@@ -7,7 +7,7 @@ rank-rows is as long as that adapter's own r.
 import triton
 import triton.language as tl
 
-from kernels.lora.triton_rows import begin, choose, find_rows, read_head, read_offsets
+from kernels.lora.triton_rows import begin, choose, find_rows, read_head, read_offsets, widen
 
 _VARYING = [
     *("num_segments", "row_tiles", "stride_site"),
@@ -164,19 +164,24 @@ def expand_kernel(
                 b_delta += _multiply(b_h, b_b, PRECISION)
         tl.store(p_out, (b_y.to(tl.float32) + scale * b_delta).to(p_y.dtype.element_ty), mask=m_y)
     else:
-        for i in tl.static_range(BLOCK_ROWS):
-            t = (first + i).to(tl.int64)
-            m_y = n < tl.where(t < stop, width, 0)
-            r_here = tl.where(t < stop, r, 0)
-            p_out = p_y + t * stride_y + start + n
-            b_y = tl.load(p_out, mask=m_y, other=0.0)
-            p_row = p_h + t * max_rank
-            b_h = _sum_row(p_row, r_here, stride_part, PARTS, BLOCK_RANKS)
-            b_delta = tl.sum(b_h[:, None] * b_b.to(tl.float32), 0)
+        p_out = p_y + first.to(tl.int64) * stride_y + start + n
+        p_row = p_h + first.to(tl.int64) * max_rank
+        b_y = tl.load(p_out, mask=m_n, other=0.0)
+        b_h = _sum_row(p_row, r, stride_part, PARTS, BLOCK_RANKS)
+        for t in range(first, stop):
+            more = t + 1 < stop
+            m_next = n < tl.where(more, width, 0)
+            b_y_next = tl.load(p_out + stride_y, mask=m_next, other=0.0)
+            r_next = tl.where(more, r, 0)
+            b_h_next = _sum_row(p_row + max_rank, r_next, stride_part, PARTS, BLOCK_RANKS)
+            b_delta = tl.sum(b_h[:, None] * widen(b_b), 0)
             if USE_TURNS:
                 for rank in range(BLOCK_RANKS, r, BLOCK_RANKS):
-                    b_next = _load_b(p_words, p_b, r, rank, n, m_n, BLOCK_RANKS, ITEM)
-                    b_h = _sum_row(p_row + rank, r_here - rank, stride_part, PARTS, BLOCK_RANKS)
-                    b_delta += tl.sum(b_h[:, None] * b_next.to(tl.float32), 0)
+                    b_turn = _load_b(p_words, p_b, r, rank, n, m_n, BLOCK_RANKS, ITEM)
+                    b_h = _sum_row(p_row + rank, r - rank, stride_part, PARTS, BLOCK_RANKS)
+                    b_delta += tl.sum(b_h[:, None] * widen(b_turn), 0)
             b_out = b_y.to(tl.float32) + scale * b_delta
-            tl.store(p_out, b_out.to(p_y.dtype.element_ty), mask=m_y)
+            tl.store(p_out, b_out.to(p_y.dtype.element_ty), mask=m_n)
+            p_out += stride_y
+            p_row += max_rank
+            b_y, b_h = b_y_next, b_h_next

@@ -79,3 +79,26 @@ def choose(i, v0, v1, v2, SITES: tl.constexpr):
     if SITES == 2:
         return tl.where(i == 0, v0, v1)
     return tl.where(i == 0, v0, tl.where(i == 1, v1, v2))
+
+
+@triton.jit
+def widen(b):
+    """Return b as float32, converted anew at every use.
+
+    Rank-rows stay the same in a loop over rows; converted ahead of it, they would take twice their
+    registers, and fewer programs would fit a multiprocessor. Two bfloat16 in a word need one
+    instruction each.
+    """
+    if b.dtype == tl.bfloat16:
+        words = tl.inline_asm_elementwise(
+            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;",
+            "=r,=r,r",
+            [b],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=2,
+        )
+        wide = words.to(tl.float32, bitcast=True)
+    else:
+        wide = b.to(tl.float32)
+    return wide

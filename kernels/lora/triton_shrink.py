@@ -8,7 +8,7 @@ rank-rows of a launch's sites stand in one row:  [ site 0: r0 | site 1: r1 | sit
 import triton
 import triton.language as tl
 
-from kernels.lora.triton_rows import begin, choose, find_rows, read_head, read_offsets
+from kernels.lora.triton_rows import begin, choose, find_rows, read_head, read_offsets, widen
 
 _VARYING = [
     *("num_segments", "row_tiles", "stride_part", "stride_site"),
@@ -143,8 +143,14 @@ def shrink_kernel(
     else:
         b_a = tl.load(p_a + k[None, :], mask=m_ranks[:, None] & m_k[None, :], other=0.0)
         begin(USE_PDL)
-        for i in tl.static_range(BLOCK_ROWS):
-            t = (first + i).to(tl.int64)
-            b_x = tl.load(p_x + t * stride_x + k, mask=k < tl.where(t < stop, K, 0), other=0.0)
-            b_h = tl.sum(b_a.to(tl.float32) * b_x.to(tl.float32)[None, :], 1)
-            tl.store(p_out + t * max_rank, b_h, mask=row < tl.where(t < stop, end, 0))
+        p_row = p_x + first.to(tl.int64) * stride_x
+        p_h_row = p_out + first.to(tl.int64) * max_rank
+        b_x = tl.load(p_row + k, mask=m_k, other=0.0)
+        for t in range(first, stop):
+            p_row += stride_x
+            m_next = k < tl.where(t + 1 < stop, K, 0)
+            b_next = tl.load(p_row + k, mask=m_next, other=0.0)
+            b_h = tl.sum(widen(b_a) * b_x.to(tl.float32)[None, :], 1)
+            tl.store(p_h_row, b_h, mask=m_ranks)
+            p_h_row += max_rank
+            b_x = b_next

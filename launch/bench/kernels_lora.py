@@ -11,7 +11,8 @@ projections qkv, o, gate_up and down. Times are medians of CUDA graph replays, i
     best        in_graph, with the best tile sizes that were tried for each projection
     no_overlap  cold, without programmatic dependent launch
 
-What was tried is printed before the table, a projection's pair of launches at a time.
+The best plans that were tried are printed before the table: microseconds of a projection's pair of
+launches, with the plans that differ from the chosen ones.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from launch.bench.report import print_json  # noqa: E402
 
 MARGIN = 2e-2  # of the largest value: two roundings to bfloat16 and its products
 CEILING = 4.3e12  # bytes/s, an H200's large sum
+TRIED_SHOWN = 3
 
 
 def cases(layers: int, device: torch.device) -> list[Case]:
@@ -85,8 +87,8 @@ def tune(bench: Bench, step: Step, deadline: float) -> tuple[dict[str, Plans], l
     longest = max(case.counts)
     for module in MODULES:
         found: Plans = CHOSEN
-        low = first = bench.turning(step, [module])
-        lines.append(f"  {module.name:8} chosen {first:8.2f}")
+        low = bench.turning(step, [module])
+        tried = [(low, "as chosen")]
         trials: list[Plans] = [(plan, None) for plan in shrink_plans(case.rows, longest)]
         trials += [(None, plan) for plan in expand_plans(case.rows, longest)]
         for trial in trials:
@@ -96,14 +98,30 @@ def tune(bench: Bench, step: Step, deadline: float) -> tuple[dict[str, Plans], l
             try:
                 took = bench.turning(step, [module], plans)
             except Exception as error:  # a plan may not fit the device: say so and go on
-                lines.append(f"  {module.name:8} {type(error).__name__} {trial[0] or trial[1]}")
+                print(f"{case.name}, {module.name}, {trial}: {error}", file=sys.stderr)
                 continue
-            lines.append(f"  {module.name:8} {took:8.2f} {trial[0] or trial[1]}")
+            tried.append((took, _short(plans)))
             if took < low:
                 low, found = took, plans
         best[module.name] = found
-        lines.append(f"  {module.name:8} best   {low:8.2f} {found}")
+        tried.sort(key=lambda entry: entry[0])
+        shown = [*tried[:TRIED_SHOWN], *(e for e in tried[TRIED_SHOWN:] if e[1] == "as chosen")]
+        lines.append(f"  {module.name:8}" + " | ".join(f"{us:.2f} {name}" for us, name in shown))
     return best, lines
+
+
+def _short(plans: Plans) -> str:
+    """Rows x ranks x in-features * steps of a shrink; rows x ranks x out-features of an expand."""
+    shrink, expand = plans
+    parts = []
+    if shrink:
+        kind = f"dot s{shrink.stages}" if shrink.dot else "sum"
+        blocks = f"{shrink.block_rows}x{shrink.block_ranks}x{shrink.block_k}*{shrink.steps}"
+        parts.append(f"S {blocks} {kind} w{shrink.warps}")
+    if expand:
+        blocks = f"{expand.block_rows}x{expand.block_ranks}x{expand.block_columns}"
+        parts.append(f"E {blocks} {'dot' if expand.dot else 'sum'} w{expand.warps}")
+    return ", ".join(parts)
 
 
 def measure(bench: Bench, case: Case, deadline: float) -> dict[str, Any]:
@@ -126,7 +144,6 @@ def measure(bench: Bench, case: Case, deadline: float) -> dict[str, Any]:
         print("\n".join(lines), flush=True)
         error = graph.check(best)
         results["best"] = round(bench.cold(graph, best), 1) if error < MARGIN else None
-        results["plans"] = {name: [str(plan) for plan in plans] for name, plans in best.items()}
     return results
 
 

@@ -29,23 +29,21 @@ def shrink_plans(rows: int, longest: int) -> list[ShrinkPlan]:
                 (128, 64, 4, 8, 3),
             )
         ]
-    dots = [
-        ShrinkPlan(block_rows=m, block_ranks=r, block_k=k, steps=1, dot=True, warps=w)
-        for m, r, k, w in (
-            (16, 16, 256, 2),
-            (16, 16, 256, 4),
-            (16, 16, 512, 4),
-            (16, 32, 256, 4),
-            (16, 16, 1024, 8),
-            (32, 16, 256, 4),
-        )
-    ]
-    few = 1 << min(2, max(0, longest - 1).bit_length())
     sums = [
-        ShrinkPlan(block_rows=few, block_ranks=r, block_k=k, steps=1, dot=False, warps=w)
-        for r, k, w in ((16, 256, 2), (16, 512, 4), (16, 1024, 4), (16, 1024, 8), (8, 1024, 4))
+        ShrinkPlan(block_rows=m, block_ranks=16, block_k=k, steps=1, dot=False, warps=w)
+        for m in _tiles(longest)
+        for k, w in ((256, 4), (512, 4), (1024, 4), (1024, 8))
     ]
-    return dots + sums
+    dots = [
+        ShrinkPlan(block_rows=16, block_ranks=r, block_k=k, steps=1, dot=True, warps=w)
+        for r, k, w in ((16, 256, 4), (16, 512, 4), (32, 512, 8), (16, 1024, 8))
+    ]
+    return sums + dots
+
+
+def _tiles(longest: int) -> tuple[int, ...]:
+    """Rows of an adapter that share a reading of its rank-rows."""
+    return (4,) if longest <= 4 else (4, 8)
 
 
 def expand_plans(rows: int, longest: int) -> list[ExpandPlan]:
@@ -60,17 +58,17 @@ def expand_plans(rows: int, longest: int) -> list[ExpandPlan]:
             (32, 128, 4),
         ]
     else:
-        shapes = [(16, 128, 2), (16, 128, 4), (16, 256, 4), (16, 512, 4), (32, 256, 4)]
+        shapes = [(16, 128, 4), (16, 256, 4), (16, 512, 8)]
     dots = [
         ExpandPlan(block_rows=m, block_columns=n, block_ranks=16, dot=True, warps=w)
         for m, n, w in shapes
     ]
-    few = 1 << min(2, max(0, longest - 1).bit_length())
     sums = [
-        ExpandPlan(block_rows=few, block_columns=n, block_ranks=r, dot=False, warps=w)
-        for n, r, w in ((256, 16, 2), (512, 16, 4), (1024, 16, 4), (1024, 16, 8), (256, 32, 4))
+        ExpandPlan(block_rows=m, block_columns=n, block_ranks=16, dot=False, warps=w)
+        for m in _tiles(longest)
+        for n, w in ((256, 4), (512, 4), (1024, 4), (1024, 8))
     ]
-    return dots if rows >= MANY_ROWS else dots + sums
+    return dots if rows >= MANY_ROWS else sums + dots
 
 
 __all__ = ["expand_plans", "shrink_plans"]

@@ -275,6 +275,7 @@ def test_a_rank_above_max_rank_is_refused(ops: Ops, mixed: Arena) -> None:
         ("offsets", torch.zeros(3, dtype=torch.int32)),
         ("descriptors", torch.zeros(1, dtype=torch.int32)),
         ("max_rank", -1),
+        ("max_rows", -1),
     ],
 )
 def test_segments_that_do_not_fit_are_refused(field: str, value: object) -> None:

@@ -24,18 +24,18 @@ SHARED: dict[str, Any] = {"BLOCK_RANKS": 16, "ITEM": 2}
 SHRINK = {**SHARED, "SITES": 3, "STEPS": 1, "BLOCK_K": 512, "PRECISION": "ieee"}
 EXPAND = {**SHARED, "SITES": 2, "PARTS": 8, "BLOCK_N": 256, "VECTOR": 16, "PRECISION": "halves"}
 EXPAND["USE_TURNS"] = True
-SUMS = {"BLOCK_SEGMENTS": 0, "BLOCK_ROWS": 1, "USE_DOT": False}
+SUMS = {"BLOCK_SEGMENTS": 0, "BLOCK_ROWS": 4, "USE_DOT": False}
 DOTS = {"BLOCK_SEGMENTS": 64, "BLOCK_ROWS": 16, "USE_DOT": True}
 MANY = {"BLOCK_SEGMENTS": 64, "BLOCK_ROWS": 64, "USE_DOT": True}
 CASES: dict[str, tuple[Any, dict[str, Any], int]] = {
-    "shrink of one row": (shrink_kernel, {**SHRINK, **SUMS}, 1),
+    "shrink by sums": (shrink_kernel, {**SHRINK, **SUMS}, 1),
     "shrink of some rows": (shrink_kernel, {**SHRINK, **DOTS}, 1),
     "shrink of many rows": (
         shrink_kernel,
         {**SHRINK, **MANY, "STEPS": 32, "BLOCK_K": 64, "BLOCK_RANKS": 64},
         4,
     ),
-    "expand of one row": (expand_kernel, {**EXPAND, **SUMS}, 1),
+    "expand by sums": (expand_kernel, {**EXPAND, **SUMS}, 1),
     "expand of some rows": (expand_kernel, {**EXPAND, **DOTS}, 1),
     "expand of many rows": (
         expand_kernel,
@@ -81,7 +81,7 @@ def test_compiles(case: str, capability: int, tmp_path: Path) -> None:
 
 
 def test_adapters_are_read_before_the_wait_and_rows_after_it() -> None:
-    for case in ("shrink of one row", "expand of one row"):
+    for case in ("shrink by sums", "expand by sums"):
         kernel, constants, stages = CASES[case]
         ptx = compiled(kernel, {**constants, "USE_PDL": True}, stages, 90).asm["ptx"]
         waits = [found.start() for found in re.finditer(r"griddepcontrol\.wait", ptx)]
