@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 MIN_SPLIT = 128
 """Keys of the smallest split of a decode row's context."""
-PROGRAMS = 2048
+PROGRAMS = 1024
 """Decode programs, also counting those without work, before splits are made longer."""
 _MERGED = 8192
 """Elements of partial results that are merged at once."""
