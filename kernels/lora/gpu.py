@@ -116,7 +116,7 @@ def lora_expand_(
         chosen = plan or plan_expand(rows, segments, max(widths), y.dtype)
         tiles, row_tiles, block_segments = _row_grid(segments, rows, chosen.block_rows)
         vector = math.gcd(16, *starts, *widths)
-        columns = sum(triton.cdiv(width, chosen.block_columns) for width in widths)
+        columns = sum(triton.cdiv(width, chosen.columns) for width in widths)
         expand_kernel[(columns, tiles)](
             y,
             parts[:, at],
@@ -139,6 +139,7 @@ def lora_expand_(
             BLOCK_ROWS=chosen.block_rows,
             BLOCK_RANKS=chosen.block_ranks,
             BLOCK_N=chosen.block_columns,
+            COLUMN_TILES=chosen.column_tiles,
             VECTOR=vector,
             ITEM=y.element_size(),
             PRECISION=_PRECISION[y.dtype],

@@ -51,12 +51,19 @@ class ExpandPlan:
     block_rows: int
     """Rows a program."""
     block_columns: int
-    """Out-features a program."""
+    """Out-features a tile."""
     block_ranks: int
     """Rank-rows a turn of the loop over an adapter's own rank; at least 16 with `dot`."""
     dot: bool
     """Tensor cores."""
     warps: int
+    column_tiles: int = 1
+    """Tiles of a program, one after the other, the next one's loads under way."""
+
+    @property
+    def columns(self) -> int:
+        """Out-features a program."""
+        return self.column_tiles * self.block_columns
 
 
 def plan_shrink(

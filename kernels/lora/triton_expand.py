@@ -26,21 +26,23 @@ def _find_columns(
     width2,
     SITES: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    COLUMN_TILES: tl.constexpr,
     VECTOR: tl.constexpr,
 ):
-    """Return (site, its first column in y, the program's columns in the site, its width).
+    """Return (site, its first column in y, the program's first columns in the site, its width).
 
     Starts and widths come in units of VECTOR columns, so that wide loads are known to be aligned.
     """
     tile = tl.program_id(0)
-    end0 = tl.cdiv(width0 * VECTOR, BLOCK_N)
-    end1 = end0 + tl.cdiv(width1 * VECTOR, BLOCK_N)
+    end0 = tl.cdiv(width0 * VECTOR, COLUMN_TILES * BLOCK_N)
+    end1 = end0 + tl.cdiv(width1 * VECTOR, COLUMN_TILES * BLOCK_N)
     site = (tile >= end0).to(tl.int32)
     if SITES > 2:
         site += (tile >= end1).to(tl.int32)
     start = choose(site, start0, start1, start2, SITES) * VECTOR
     width = choose(site, width0, width1, width2, SITES) * VECTOR
-    n = (tile - choose(site, 0, end0, end1, SITES)) * BLOCK_N + tl.arange(0, BLOCK_N)
+    within = tile - choose(site, 0, end0, end1, SITES)
+    n = within * (COLUMN_TILES * BLOCK_N) + tl.arange(0, BLOCK_N)
     return site, start, n, width
 
 
@@ -71,12 +73,11 @@ def _sum_row(p_h, r, stride_part, PARTS: tl.constexpr, BLOCK_RANKS: tl.constexpr
 
 
 @triton.jit
-def _load_b(p_words, p_arena, r, rank, n, m_n, BLOCK_RANKS: tl.constexpr, ITEM: tl.constexpr):
-    """Return [ranks, columns], rank-rows rank .. rank + BLOCK_RANKS of B."""
+def _find_b(p_words, p_arena, r, rank, BLOCK_RANKS: tl.constexpr, ITEM: tl.constexpr):
+    """Return (pointers, mask) [ranks, 1] of rank-rows rank .. rank + BLOCK_RANKS of B."""
     j = rank + tl.arange(0, BLOCK_RANKS)
-    o_rows = read_offsets(p_words + j, j < r, ITEM)
-    mask = (j < r)[:, None] & m_n[None, :]
-    return tl.load(p_arena + o_rows[:, None] + n[None, :], mask=mask, other=0.0)
+    m_j = j < r
+    return p_arena + read_offsets(p_words + j, m_j, ITEM)[:, None], m_j[:, None]
 
 
 @triton.jit
@@ -89,6 +90,51 @@ def _multiply(b_h, b_b, PRECISION: tl.constexpr):
     else:
         b_delta = tl.dot(b_h, b_b.to(tl.float32), input_precision=PRECISION)
     return b_delta
+
+
+@triton.jit
+def _add_rows(
+    p_out,
+    p_row,
+    p_words,
+    p_arena,
+    b_y,
+    b_h,
+    b_b,
+    first,
+    stop,
+    r,
+    scale,
+    n,
+    width,
+    stride_y,
+    stride_part,
+    max_rank,
+    PARTS: tl.constexpr,
+    BLOCK_RANKS: tl.constexpr,
+    ITEM: tl.constexpr,
+    USE_TURNS: tl.constexpr,
+):
+    """Add to rows first .. stop of y, one after the other, the next one's loads under way."""
+    m_n = n < width
+    for t in range(first, stop):
+        more = t + 1 < stop
+        m_next = n < tl.where(more, width, 0)
+        b_y_next = tl.load(p_out + stride_y + n, mask=m_next, other=0.0)
+        r_next = tl.where(more, r, 0)
+        b_h_next = _sum_row(p_row + max_rank, r_next, stride_part, PARTS, BLOCK_RANKS)
+        b_delta = tl.sum(b_h[:, None] * widen(b_b), 0)
+        if USE_TURNS:
+            for rank in range(BLOCK_RANKS, r, BLOCK_RANKS):
+                p_b, m_b = _find_b(p_words, p_arena, r, rank, BLOCK_RANKS, ITEM)
+                b_turn = tl.load(p_b + n[None, :], mask=m_b & m_n[None, :], other=0.0)
+                b_more = _sum_row(p_row + rank, r - rank, stride_part, PARTS, BLOCK_RANKS)
+                b_delta += tl.sum(b_more[:, None] * widen(b_turn), 0)
+        b_out = b_y.to(tl.float32) + scale * b_delta
+        tl.store(p_out + n, b_out.to(p_out.dtype.element_ty), mask=m_n)
+        p_out += stride_y
+        p_row += max_rank
+        b_y, b_h = b_y_next, b_h_next
 
 
 @triton.jit(do_not_specialize=_VARYING)
@@ -120,6 +166,7 @@ def expand_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_RANKS: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    COLUMN_TILES: tl.constexpr,
     VECTOR: tl.constexpr,
     ITEM: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -134,54 +181,82 @@ def expand_kernel(
         begin(USE_PDL)
         return
     site, start, n, width = _find_columns(
-        start0, start1, start2, width0, width1, width2, SITES, BLOCK_N, VECTOR
+        start0, start1, start2, width0, width1, width2, SITES, BLOCK_N, COLUMN_TILES, VECTOR
     )
     p_record = p_descriptors + number
     o_head = choose(site, o_head0, o_head1, o_head2, SITES)
     first_word, r = read_head(p_record, o_head, max_rank)
     scale = tl.load(p_record + o_head + 1).to(tl.float64, bitcast=True).to(tl.float32)
     p_words = p_record + first_word + r
-    p_b = p_arena.to(p_y.dtype)
-    m_n = n < width
-    b_b = _load_b(p_words, p_b, r, 0, n, m_n, BLOCK_RANKS, ITEM)
+    p_b, m_b = _find_b(p_words, p_arena.to(p_y.dtype), r, 0, BLOCK_RANKS, ITEM)
+    b_b = tl.load(p_b + n[None, :], mask=m_b & (n < width)[None, :], other=0.0)
     begin(USE_PDL)
     if r == 0:
         return
     p_h += site.to(tl.int64) * stride_site
+    p_y += start
     if USE_DOT:
         t = first + tl.arange(0, BLOCK_ROWS)
         m_t = t < stop
-        m_y = m_t[:, None] & m_n[None, :]
-        p_out = p_y + t.to(tl.int64)[:, None] * stride_y + start + n[None, :]
-        b_y = tl.load(p_out, mask=m_y, other=0.0)
+        p_out = p_y + t.to(tl.int64)[:, None] * stride_y
+        b_y = tl.load(p_out + n[None, :], mask=m_t[:, None] & (n < width)[None, :], other=0.0)
         p_rows = p_h + t.to(tl.int64) * max_rank
         b_h = _sum_rows(p_rows, m_t, r, stride_part, PARTS, BLOCK_RANKS)
-        b_delta = _multiply(b_h, b_b, PRECISION)
-        if USE_TURNS:
-            for rank in range(BLOCK_RANKS, r, BLOCK_RANKS):
-                b_b = _load_b(p_words, p_b, r, rank, n, m_n, BLOCK_RANKS, ITEM)
-                b_h = _sum_rows(p_rows + rank, m_t, r - rank, stride_part, PARTS, BLOCK_RANKS)
-                b_delta += _multiply(b_h, b_b, PRECISION)
-        tl.store(p_out, (b_y.to(tl.float32) + scale * b_delta).to(p_y.dtype.element_ty), mask=m_y)
-    else:
-        p_out = p_y + first.to(tl.int64) * stride_y + start + n
-        p_row = p_h + first.to(tl.int64) * max_rank
-        b_y = tl.load(p_out, mask=m_n, other=0.0)
-        b_h = _sum_row(p_row, r, stride_part, PARTS, BLOCK_RANKS)
-        for t in range(first, stop):
-            more = t + 1 < stop
-            m_next = n < tl.where(more, width, 0)
-            b_y_next = tl.load(p_out + stride_y, mask=m_next, other=0.0)
-            r_next = tl.where(more, r, 0)
-            b_h_next = _sum_row(p_row + max_rank, r_next, stride_part, PARTS, BLOCK_RANKS)
-            b_delta = tl.sum(b_h[:, None] * widen(b_b), 0)
+        for column in range(COLUMN_TILES):
+            m_n = (n < width)[None, :]
+            if COLUMN_TILES > 1:
+                n_ahead = n + BLOCK_N
+                m_ahead = (n_ahead < tl.where(column + 1 < COLUMN_TILES, width, 0))[None, :]
+                b_ahead = tl.load(p_b + n_ahead[None, :], mask=m_b & m_ahead, other=0.0)
+                m_ahead = m_t[:, None] & m_ahead
+                b_y_ahead = tl.load(p_out + n_ahead[None, :], mask=m_ahead, other=0.0)
+            b_delta = _multiply(b_h, b_b, PRECISION)
             if USE_TURNS:
                 for rank in range(BLOCK_RANKS, r, BLOCK_RANKS):
-                    b_turn = _load_b(p_words, p_b, r, rank, n, m_n, BLOCK_RANKS, ITEM)
-                    b_h = _sum_row(p_row + rank, r - rank, stride_part, PARTS, BLOCK_RANKS)
-                    b_delta += tl.sum(b_h[:, None] * widen(b_turn), 0)
-            b_out = b_y.to(tl.float32) + scale * b_delta
-            tl.store(p_out, b_out.to(p_y.dtype.element_ty), mask=m_n)
-            p_out += stride_y
-            p_row += max_rank
-            b_y, b_h = b_y_next, b_h_next
+                    p_turn, m_turn = _find_b(
+                        p_words, p_arena.to(p_y.dtype), r, rank, BLOCK_RANKS, ITEM
+                    )
+                    b_turn = tl.load(p_turn + n[None, :], mask=m_turn & m_n, other=0.0)
+                    b_more = _sum_rows(
+                        p_rows + rank, m_t, r - rank, stride_part, PARTS, BLOCK_RANKS
+                    )
+                    b_delta += _multiply(b_more, b_turn, PRECISION)
+            b_out = (b_y.to(tl.float32) + scale * b_delta).to(p_y.dtype.element_ty)
+            tl.store(p_out + n[None, :], b_out, mask=m_t[:, None] & m_n)
+            if COLUMN_TILES > 1:
+                n, b_b, b_y = n_ahead, b_ahead, b_y_ahead
+    else:
+        p_out = p_y + first.to(tl.int64) * stride_y
+        p_row = p_h + first.to(tl.int64) * max_rank
+        b_y0 = tl.load(p_out + n, mask=n < width, other=0.0)
+        b_h0 = _sum_row(p_row, r, stride_part, PARTS, BLOCK_RANKS)
+        for column in range(COLUMN_TILES):
+            if COLUMN_TILES > 1:
+                n_ahead = n + BLOCK_N
+                m_ahead = n_ahead < tl.where(column + 1 < COLUMN_TILES, width, 0)
+                b_ahead = tl.load(p_b + n_ahead[None, :], mask=m_b & m_ahead[None, :], other=0.0)
+                b_y_ahead = tl.load(p_out + n_ahead, mask=m_ahead, other=0.0)
+            _add_rows(
+                p_out,
+                p_row,
+                p_words,
+                p_arena.to(p_y.dtype),
+                b_y0,
+                b_h0,
+                b_b,
+                first,
+                stop,
+                r,
+                scale,
+                n,
+                width,
+                stride_y,
+                stride_part,
+                max_rank,
+                PARTS,
+                BLOCK_RANKS,
+                ITEM,
+                USE_TURNS,
+            )
+            if COLUMN_TILES > 1:
+                n, b_b, b_y0 = n_ahead, b_ahead, b_y_ahead

@@ -111,7 +111,7 @@ def tune(bench: Bench, step: Step, deadline: float) -> tuple[dict[str, Plans], l
 
 
 def _short(plans: Plans) -> str:
-    """Rows x ranks x in-features * steps of a shrink; rows x ranks x out-features of an expand."""
+    """Shrink: rows x ranks x in-features * steps; expand: rows x ranks x out-features * tiles."""
     shrink, expand = plans
     parts = []
     if shrink:
@@ -120,6 +120,7 @@ def _short(plans: Plans) -> str:
         parts.append(f"S {blocks} {kind} w{shrink.warps}")
     if expand:
         blocks = f"{expand.block_rows}x{expand.block_ranks}x{expand.block_columns}"
+        blocks += f"*{expand.column_tiles}"
         parts.append(f"E {blocks} {'dot' if expand.dot else 'sum'} w{expand.warps}")
     return ", ".join(parts)
 

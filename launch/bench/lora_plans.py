@@ -50,23 +50,29 @@ def expand_plans(rows: int, longest: int) -> list[ExpandPlan]:
     """Tile sizes worth trying."""
     if rows >= MANY_ROWS:
         shapes = [
-            (64, 128, 4),
-            (64, 256, 8),
-            (64, 64, 4),
-            (32, 256, 4),
-            (128, 128, 8),
-            (32, 128, 4),
+            (64, 128, 4, 1),
+            (64, 128, 4, 4),
+            (64, 64, 4, 1),
+            (64, 64, 4, 4),
+            (64, 256, 8, 1),
+            (32, 128, 4, 1),
+            (128, 64, 4, 1),
+            (128, 128, 8, 1),
         ]
     else:
-        shapes = [(16, 128, 4), (16, 256, 4), (16, 512, 8)]
+        shapes = [(16, 256, 4, 1), (16, 256, 4, 4), (16, 512, 8, 1)]
     dots = [
-        ExpandPlan(block_rows=m, block_columns=n, block_ranks=16, dot=True, warps=w)
-        for m, n, w in shapes
+        ExpandPlan(
+            block_rows=m, block_columns=n, block_ranks=16, dot=True, warps=w, column_tiles=tiles
+        )
+        for m, n, w, tiles in shapes
     ]
     sums = [
-        ExpandPlan(block_rows=m, block_columns=n, block_ranks=16, dot=False, warps=w)
+        ExpandPlan(
+            block_rows=m, block_columns=n, block_ranks=16, dot=False, warps=w, column_tiles=tiles
+        )
         for m in _tiles(longest)
-        for n, w in ((256, 4), (512, 4), (1024, 4), (1024, 8))
+        for n, w, tiles in ((256, 4, 1), (256, 4, 4), (512, 4, 1), (512, 4, 4), (1024, 8, 1))
     ]
     return dots if rows >= MANY_ROWS else sums + dots
 

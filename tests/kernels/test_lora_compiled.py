@@ -22,7 +22,15 @@ POINTERS = {
 ALIGNED = {*POINTERS, "K", "stride_x", "stride_y", "stride_part", "max_rank"}
 SHARED: dict[str, Any] = {"BLOCK_RANKS": 16, "ITEM": 2}
 SHRINK = {**SHARED, "SITES": 3, "STEPS": 1, "BLOCK_K": 512, "PRECISION": "ieee"}
-EXPAND = {**SHARED, "SITES": 2, "PARTS": 8, "BLOCK_N": 256, "VECTOR": 16, "PRECISION": "halves"}
+EXPAND = {
+    **SHARED,
+    "SITES": 2,
+    "PARTS": 8,
+    "BLOCK_N": 256,
+    "VECTOR": 16,
+    "COLUMN_TILES": 2,
+    "PRECISION": "halves",
+}
 EXPAND["USE_TURNS"] = True
 SUMS = {"BLOCK_SEGMENTS": 0, "BLOCK_ROWS": 4, "USE_DOT": False}
 DOTS = {"BLOCK_SEGMENTS": 64, "BLOCK_ROWS": 16, "USE_DOT": True}
@@ -39,7 +47,15 @@ CASES: dict[str, tuple[Any, dict[str, Any], int]] = {
     "expand of some rows": (expand_kernel, {**EXPAND, **DOTS}, 1),
     "expand of many rows": (
         expand_kernel,
-        {**EXPAND, **MANY, "BLOCK_N": 128, "BLOCK_RANKS": 64, "PARTS": 2, "USE_TURNS": False},
+        {
+            **EXPAND,
+            **MANY,
+            "BLOCK_N": 128,
+            "BLOCK_RANKS": 64,
+            "PARTS": 2,
+            "USE_TURNS": False,
+            "COLUMN_TILES": 1,
+        },
         1,
     ),
 }

@@ -30,7 +30,15 @@ PLANS: dict[str, tuple[ShrinkPlan | None, ExpandPlan | None]] = {
     "chosen": (None, None),
     "sums": (
         ShrinkPlan(block_rows=2, block_ranks=16, block_k=128, steps=1, dot=False, warps=4),
-        ExpandPlan(block_rows=4, block_columns=128, block_ranks=16, dot=False, warps=4),
+        ExpandPlan(
+            block_rows=4, block_columns=64, block_ranks=16, dot=False, warps=4, column_tiles=4
+        ),
+    ),
+    "tiles": (
+        ShrinkPlan(block_rows=16, block_ranks=16, block_k=256, steps=1, dot=True, warps=4),
+        ExpandPlan(
+            block_rows=16, block_columns=128, block_ranks=16, dot=True, warps=4, column_tiles=3
+        ),
     ),
     "many": (
         ShrinkPlan(block_rows=64, block_ranks=64, block_k=32, steps=3, dot=True, warps=4, stages=3),

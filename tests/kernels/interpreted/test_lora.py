@@ -24,7 +24,9 @@ PLANS: dict[str, tuple[ShrinkPlan | None, ExpandPlan | None]] = {
     ),
     "few rows": (
         ShrinkPlan(block_rows=4, block_ranks=16, block_k=64, steps=1, dot=False, warps=4),
-        ExpandPlan(block_rows=2, block_columns=32, block_ranks=8, dot=False, warps=4),
+        ExpandPlan(
+            block_rows=2, block_columns=16, block_ranks=8, dot=False, warps=4, column_tiles=2
+        ),
     ),
     "tensor cores": (
         ShrinkPlan(block_rows=16, block_ranks=16, block_k=16, steps=1, dot=True, warps=4),
@@ -32,7 +34,9 @@ PLANS: dict[str, tuple[ShrinkPlan | None, ExpandPlan | None]] = {
     ),
     "steps": (
         ShrinkPlan(block_rows=16, block_ranks=64, block_k=16, steps=3, dot=True, warps=4),
-        ExpandPlan(block_rows=32, block_columns=16, block_ranks=32, dot=True, warps=4),
+        ExpandPlan(
+            block_rows=32, block_columns=16, block_ranks=16, dot=True, warps=4, column_tiles=3
+        ),
     ),
 }
 
