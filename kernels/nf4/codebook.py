@@ -56,23 +56,27 @@ def _lookup_words(shift: int) -> tuple[int, int, int, int]:
 
 
 LOW, HIGH = _lookup_words(0), _lookup_words(8)
-TABLE: tuple[int, ...] = (LOW[0], LOW[2], HIGH[0], HIGH[2])
-"""The table words that ASSEMBLY takes from registers; the other four are immediates in it."""
+TABLE: tuple[int, ...] = (LOW[0], LOW[2], HIGH[0], HIGH[2], 1 << 16)
+"""What ASSEMBLY takes from registers: half of the table words (the others are immediates in it) and
+the factor of a shift, which must not be known to the compiler."""
 
 
 def _assembly(*, scaled: bool) -> str:
     """Return PTX: $8 holds eight codes, lowest bits first; $0..$7 become their bfloat16 bits.
 
-    $9..$12 hold TABLE. With `scaled`, $13 and $14 hold two bfloat16 factors, each twice: the first
-    is for the pairs of codes 0, 1 and 4, 5, the second for 2, 3 and 6, 7.
+    $9..$13 hold TABLE. With `scaled`, $14 and $15 hold two bfloat16 factors, each twice: the first
+    is for the pairs of codes 0, 1 and 4, 5, the second for 2, 3 and 6, 7. Shifts by 16 are written
+    as products, since the pipe for bitwise operations is the one that is full; products of pairs as
+    sums with -0, which sm_80 has too.
     """
     lines = [
         "{",
-        ".reg .b32 s0, s1, t0, t1, a, b, l, h, p, q;",
+        ".reg .b32 s0, s1, t0, t1, a, b, l, h, p, q, z;",
         "mov.b32 s0, $8;",
+        "mov.b32 z, 0x80008000;",
         "xor.b32 t0, s0, 0x88888888;",
-        "shr.u32 s1, s0, 16;",
-        "shr.u32 t1, t0, 16;",
+        "mul.hi.u32 s1, s0, $13;",
+        "mul.hi.u32 t1, t0, $13;",
     ]
     for half in range(2):
         for plane, words, register in (("l", LOW, 9), ("h", HIGH, 11)):
@@ -83,7 +87,10 @@ def _assembly(*, scaled: bool) -> str:
             ]
         lines += ["prmt.b32 p, l, h, 0x5140;", "prmt.b32 q, l, h, 0x7362;"]
         if scaled:
-            lines += ["mul.rn.bf16x2 p, p, $13;", "mul.rn.bf16x2 q, q, $14;"]
+            lines += [
+                "fma.rn.bf16x2 p, p, $14, z;",
+                "fma.rn.bf16x2 q, q, $15, z;",
+            ]
         first = 4 * half
         lines += [
             f"mov.b32 {{${first}, ${first + 1}}}, p;",

@@ -8,10 +8,12 @@ from torch import Tensor
 
 from kernels.nf4 import NF4_CODE, NF4Weight
 from kernels.nf4.codebook import ORDER
-from kernels.nf4.expand_kernel import expand_canonical, expand_packed
-from kernels.nf4.packed import BLOCK, PackedNF4
+from kernels.nf4.expand_kernel import expand_canonical, expand_packed, expand_scaled
+from kernels.nf4.packed import PackedNF4
+from kernels.nf4.tables import prmt_table, value_table
 
-_TILES = 4
+_TILES, _PAIRS, _WARPS = 4, 2, 4
+_SCALED_TILES, _SCALED_PAIRS, _SCALED_WARPS = 4, 2, 4
 _COLUMNS = 1024
 
 
@@ -28,8 +30,35 @@ def dequantize(w: NF4Weight | PackedNF4, dtype: torch.dtype) -> Tensor:
     return out
 
 
+def scaled_weight(w: PackedNF4, dtype: torch.dtype) -> Tensor:
+    """Return GAIN * w as [N, K], rounded as `multiply` with `scale_weights` rounds it.
+
+    Faster than `dequantize`: bfloat16(GAIN * code) times bfloat16(absmax), rounded once more.
+    """
+    out = torch.empty(w.shape, dtype=dtype, device=w.words.device)
+    if not out.numel():
+        return out
+    use_prmt = out.is_cuda and dtype == torch.bfloat16
+    grid = (triton.cdiv(w.blocks, 2 * _SCALED_PAIRS), triton.cdiv(w.rows, 16 * _SCALED_TILES))
+    expand_scaled[grid](
+        w.words,
+        w.scales,
+        prmt_table(out.device) if use_prmt else value_table(out.device, dtype),
+        out,
+        w.rows,
+        w.columns,
+        w.scales.shape[1],
+        w.blocks,
+        TILES=_SCALED_TILES,
+        PAIRS=_SCALED_PAIRS,
+        USE_PRMT=use_prmt,
+        num_warps=_SCALED_WARPS,
+    )
+    return out
+
+
 def _expand_packed(w: PackedNF4, out: Tensor) -> None:
-    grid = (triton.cdiv(w.rows, 16 * _TILES), triton.cdiv(w.columns, BLOCK))
+    grid = (triton.cdiv(w.blocks, 2 * _PAIRS), triton.cdiv(w.rows, 16 * _TILES))
     expand_packed[grid](
         w.words,
         w.scales,
@@ -39,9 +68,10 @@ def _expand_packed(w: PackedNF4, out: Tensor) -> None:
         w.rows,
         w.columns,
         w.scales.shape[1],
-        w.words.shape[1] // (2 * BLOCK),
+        w.blocks,
         TILES=_TILES,
-        num_warps=4,
+        PAIRS=_PAIRS,
+        num_warps=_WARPS,
     )
 
 
@@ -68,4 +98,4 @@ def _code_table(device: torch.device, order: tuple[int, ...]) -> Tensor:
     return torch.tensor([NF4_CODE[code] for code in order], dtype=torch.float32, device=device)
 
 
-__all__ = ["dequantize"]
+__all__ = ["dequantize", "scaled_weight"]

@@ -6,13 +6,14 @@ from functools import cache
 import torch
 import triton
 from torch import Tensor
+from triton.runtime.errors import OutOfResources
 
 from kernels.checks import reject
-from kernels.nf4.codebook import BITS, EXACT, TABLE
 from kernels.nf4.gemm_kernel import nf4_gemm
 from kernels.nf4.packed import BLOCK, PackedNF4
+from kernels.nf4.tables import prmt_table, value_table
 
-_PARTIAL_SUMS = 1 << 23
+_PARTIAL_SUMS = 1 << 25
 _PROGRAMS = 1 << 14
 
 
@@ -25,7 +26,9 @@ class GemmConfig:
     rows: int
     """Rows of x a program; a power of two, at least 8."""
     blocks: int = 4
-    """Blocks of 64 columns a step: 2 or 4."""
+    """Blocks of 64 columns a step of one way: 1 (with one way), 2 or 4."""
+    ways: int = 1
+    """Groups of warps that share the columns of a step."""
     split: int = 1
     """Programs that share the columns of one output."""
     warps: int = 4
@@ -36,9 +39,11 @@ class GemmConfig:
     """Scale weights before the product instead of partial sums after it."""
 
     def __post_init__(self) -> None:
-        if self.tiles not in (1, 2, 4, 8) or self.blocks not in (2, 4):
+        if self.tiles not in (1, 2, 4, 8):
+            raise ValueError(f"tiles must be 1, 2, 4 or 8, got {self.tiles}")
+        if self.blocks not in (1, 2, 4) or (self.blocks == 1 and self.ways > 1):
             raise ValueError(
-                f"tiles must be 1, 2, 4 or 8 and blocks 2 or 4, got {self.tiles}, {self.blocks}"
+                f"blocks must be 2 or 4, or 1 with one way, got {self.blocks} of {self.ways} ways"
             )
         if self.rows < 8 or self.rows & (self.rows - 1):
             raise ValueError(f"rows must be a power of two from 8 on, got {self.rows}")
@@ -46,7 +51,12 @@ class GemmConfig:
     @property
     def by_warpgroups(self) -> bool:
         """Whether Triton picks `wgmma` on Hopper, which takes columns in their natural order."""
-        return self.warps % 4 == 0 and self.tiles >= 4
+        return self.warps % 4 == 0 and self.tiles >= 4 and self.ways == 1
+
+    @property
+    def step(self) -> int:
+        """Blocks of 64 columns a step of all ways."""
+        return self.blocks * self.ways
 
 
 def multiply(x: Tensor, w: PackedNF4, bias: Tensor | None, config: GemmConfig) -> Tensor:
@@ -59,9 +69,10 @@ def multiply(x: Tensor, w: PackedNF4, bias: Tensor | None, config: GemmConfig) -
     """
     if x.stride(1) != 1:
         reject("x", "of adjacent columns", x)
+    if w.blocks % config.step:
+        raise ValueError(f"config must divide {w.blocks} blocks into steps, got {config.step}")
     rows, features = x.shape[0], w.rows
     y = x.new_empty(rows, features)
-    blocks = w.words.shape[1] // (2 * BLOCK)
     grid = (
         triton.cdiv(rows, config.rows),
         triton.cdiv(features, 16 * config.tiles),
@@ -71,12 +82,13 @@ def multiply(x: Tensor, w: PackedNF4, bias: Tensor | None, config: GemmConfig) -
     sums = grid[0] * grid[1] * grid[2] * 16 * config.tiles * config.rows
     if config.split > 1 and (sums > partial.numel() or grid[0] * grid[1] > arrived.numel()):
         raise ValueError(f"split must be 1 for so large an output, got {config.split}")
+    pdl = x.is_cuda and _capability(x.device) >= 9
     use_prmt = x.is_cuda and x.dtype == torch.bfloat16
     nf4_gemm[grid](
         x,
         w.words,
         w.scales,
-        _prmt_table(x.device) if use_prmt else _value_table(x.device, x.dtype),
+        prmt_table(x.device) if use_prmt else value_table(x.device, x.dtype),
         bias,
         y,
         partial,
@@ -86,21 +98,29 @@ def multiply(x: Tensor, w: PackedNF4, bias: Tensor | None, config: GemmConfig) -
         w.columns,
         w.scales.shape[1],
         x.stride(0),
-        blocks // config.blocks,
+        w.blocks // config.step,
         TILES=config.tiles,
         BM=config.rows,
         BLOCKS=config.blocks,
         SPLIT=config.split,
+        WAYS=config.ways,
         STAGES=config.stages,
         QUADS=not config.by_warpgroups,
         HAS_BIAS=bias is not None,
-        EVEN_COLUMNS=w.columns == blocks * BLOCK,
+        EVEN_COLUMNS=w.columns == w.blocks * BLOCK,
         SCALE_WEIGHTS=config.scale_weights,
         USE_PRMT=use_prmt,
+        USE_PDL=pdl,
+        launch_pdl=pdl,
         num_warps=config.warps,
         num_stages=config.stages,
     )
     return y
+
+
+@cache
+def _capability(device: torch.device) -> int:
+    return torch.cuda.get_device_capability(device)[0]
 
 
 @cache
@@ -110,18 +130,4 @@ def _workspace(device: torch.device) -> tuple[Tensor, Tensor]:
     return partial, torch.zeros(_PROGRAMS, dtype=torch.int32, device=device)
 
 
-@cache
-def _prmt_table(device: torch.device) -> Tensor:
-    signed = [word - (1 << 32) if word >> 31 else word for word in TABLE]
-    return torch.tensor(signed, dtype=torch.int32, device=device)
-
-
-@cache
-def _value_table(device: torch.device, dtype: torch.dtype) -> Tensor:
-    if dtype != torch.bfloat16:
-        return torch.tensor(EXACT, dtype=torch.float32, device=device)
-    bits = torch.tensor(BITS, dtype=torch.int32, device=device) << 16
-    return bits.view(torch.float32)
-
-
-__all__ = ["GemmConfig", "multiply"]
+__all__ = ["GemmConfig", "OutOfResources", "multiply"]

@@ -6,12 +6,25 @@ blocks, BLOCKS a step, over its part of the columns. See `packed.py` for the wor
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
 from kernels.nf4.codebook import ASSEMBLY, ASSEMBLY_SCALED, GAIN
 
 _ASSEMBLY = tl.constexpr(ASSEMBLY)
 _ASSEMBLY_SCALED = tl.constexpr(ASSEMBLY_SCALED)
 _GAIN = tl.constexpr(GAIN)
+# Five words from memory, each lane its own copy: a constant, or a value that all lanes are known
+# to share, would be brought from a uniform register anew for every use.
+_LOAD_TABLE = tl.constexpr(
+    """{
+    .reg .b32 lane;
+    .reg .b64 at;
+    mov.u32 lane, %laneid;
+    mad.wide.u32 at, lane, 32, $5;
+    ld.global.nc.v4.b32 {$0, $1, $2, $3}, [at];
+    ld.global.nc.b32 $4, [at + 16];
+    }"""
+)
 
 
 @triton.jit
@@ -20,25 +33,27 @@ def look_up(words, scale0, scale1, p_table, SCALED: tl.constexpr):
 
     With SCALED, times `scale0` or `scale1` too: two bfloat16 of one value in an int32.
     """
-    # From memory, so that the compiler keeps them in registers: a constant it would make anew for
-    # every use.
-    t0 = tl.load(p_table)
-    t1 = tl.load(p_table + 1)
-    t2 = tl.load(p_table + 2)
-    t3 = tl.load(p_table + 3)
+    t0, t1, t2, t3, t4 = tl.inline_asm_elementwise(
+        _LOAD_TABLE,
+        "=r,=r,=r,=r,=r,l",
+        [p_table.to(tl.int64)],
+        dtype=(tl.int32,) * 5,
+        is_pure=True,
+        pack=1,
+    )
     if SCALED:
         return tl.inline_asm_elementwise(
             _ASSEMBLY_SCALED,
-            "=h,=h,=h,=h,=h,=h,=h,=h,r,r,r,r,r,r,r",
-            [words, t0, t1, t2, t3, scale0, scale1],
+            "=h,=h,=h,=h,=h,=h,=h,=h,r,r,r,r,r,r,r,r",
+            [words, t0, t1, t2, t3, t4, scale0, scale1],
             dtype=(tl.bfloat16,) * 8,
             is_pure=True,
             pack=1,
         )
     return tl.inline_asm_elementwise(
         _ASSEMBLY,
-        "=h,=h,=h,=h,=h,=h,=h,=h,r,r,r,r,r",
-        [words, t0, t1, t2, t3],
+        "=h,=h,=h,=h,=h,=h,=h,=h,r,r,r,r,r,r",
+        [words, t0, t1, t2, t3, t4],
         dtype=(tl.bfloat16,) * 8,
         is_pure=True,
         pack=1,
@@ -100,15 +115,22 @@ def unpack_tiles(
 
 
 @triton.jit
-def quad_order(x, BM: tl.constexpr):
-    """[BM, 64] with the four columns side by side that a lane takes from 32 for `mma.sync`.
+def quad_order(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """[ROWS, COLUMNS] with the four columns side by side that a lane takes from 32 for `mma.sync`.
 
     That is how a `tl.dot` by `mma.sync` is laid out when its operand passes through `tl.join`: 16
     columns a step, but columns 4 q and 4 q + 1 of both halves of 32 first, then the next two. With
     `wgmma` the order is natural.
     """
-    columns = tl.reshape(x, (BM, 2, 2, 2, 4, 2))  # m o1 o0 h q b
-    return tl.reshape(tl.permute(columns, (0, 1, 3, 4, 2, 5)), (BM, 64))
+    columns = tl.reshape(x, (ROWS, COLUMNS // 32, 2, 2, 4, 2))  # m o1 o0 h q b
+    return tl.reshape(tl.permute(columns, (0, 1, 3, 4, 2, 5)), (ROWS, COLUMNS))
+
+
+@triton.jit
+def ways_first(rows, TILES: tl.constexpr, WAYS: tl.constexpr, COLUMNS: tl.constexpr):
+    """[16 TILES * WAYS, COLUMNS], a way's tiles WAYS apart -> [WAYS, 16 TILES, COLUMNS]."""
+    apart = tl.reshape(rows, (TILES, WAYS, 16, COLUMNS))
+    return tl.reshape(tl.permute(apart, (1, 0, 2, 3)), (WAYS, TILES * 16, COLUMNS))
 
 
 @triton.jit
@@ -142,60 +164,112 @@ def nf4_gemm(
     BM: tl.constexpr,
     BLOCKS: tl.constexpr,
     SPLIT: tl.constexpr,
+    WAYS: tl.constexpr,
     STAGES: tl.constexpr,
     QUADS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     EVEN_COLUMNS: tl.constexpr,
     SCALE_WEIGHTS: tl.constexpr,
     USE_PRMT: tl.constexpr,
+    USE_PDL: tl.constexpr,
 ):
     """y [rows, features] = x [rows, columns] W^T + bias.
 
     With SCALE_WEIGHTS, weights are scaled before the product (cheaper for many rows); otherwise
-    each block's partial sums are (cheaper for few, and rounded less). With SPLIT > 1 the columns
-    are dealt to SPLIT programs; the last one to arrive adds all partial sums, in order.
+    each block's partial sums are (cheaper for few, and rounded less). The columns of a step are
+    dealt to WAYS groups of warps, whose sums are added at the end. With SPLIT > 1 the steps are
+    dealt to SPLIT programs; the last one to arrive adds all partial sums, in order.
     """
     BN: tl.constexpr = TILES * 16
+    PAIRS: tl.constexpr = (BLOCKS + 1) // 2  # words of scales, each of two blocks
+    NEAR: tl.constexpr = 2 if BLOCKS > 1 else 1  # blocks of such a word in one step
+    WIDTH: tl.constexpr = NEAR if SCALE_WEIGHTS else 1  # blocks a product
     i_m = tl.program_id(0)  # programs of the same weights run side by side
     i_n = tl.program_id(1)
     i_k = tl.program_id(2)
     o_n = i_n * BN + tl.arange(0, BN)
     o_m = i_m * BM + tl.arange(0, BM)
-    o_k = tl.arange(0, 64)
-    m_m = o_m < rows
+    o_k = tl.arange(0, WIDTH * 64)
     begin = (steps * i_k) // SPLIT
     end = (steps * (i_k + 1)) // SPLIT
-    o_t = i_n * TILES + tl.arange(0, TILES)
-    p_tile = p_words + o_t.to(tl.int64)[:, None] * (steps * BLOCKS * 128) + tl.arange(0, 128)[None]
-    o_row = tl.arange(0, 8)[:, None, None] * 2 + o_t[None, :, None] * 16 + tl.arange(0, 2)
-    p_scale = p_scales + tl.broadcast_to(o_row[None], (4, 8, TILES, 2))  # q g T r
-    p_rows = p_x + o_m.to(tl.int64)[:, None] * stride_x + o_k[None, :]
     wide = tl.cast(padded, tl.int64)
-    acc = tl.zeros((BN, BM), dtype=tl.float32)
+    i_t = tl.arange(0, WAYS * TILES)
+    o_t = i_n * TILES + i_t // WAYS
+    o_word = o_t.to(tl.int64) * (steps * BLOCKS * WAYS * 128) + (i_t % WAYS) * (BLOCKS * 128)
+    p_tile = p_words + o_word[:, None] + tl.arange(0, 128)[None]
+    o_scale = o_t * 16 + (i_t % WAYS) * PAIRS * wide
+    o_lane = tl.arange(0, 8)[:, None, None] * 2 + tl.arange(0, 2)  # g . r
+    o_lane = tl.broadcast_to((o_scale[None, :, None] + o_lane)[None], (4, 8, WAYS * TILES, 2))
+    p_scale = p_scales + o_lane  # q g T r
+    i_x = tl.arange(0, WAYS * BM)
+    o_x = i_m * BM + i_x % BM
+    o_way = (i_x // BM) * (BLOCKS * 64)
+    m_m = o_x < rows
+    p_rows = p_x + (o_x.to(tl.int64) * stride_x + o_way)[:, None] + o_k[None, :]
+    if WAYS > 1:
+        acc = tl.zeros((WAYS, BN, BM), dtype=tl.float32)
+    else:
+        acc = tl.zeros((BN, BM), dtype=tl.float32)
+    if USE_PDL:
+        gdc_wait()  # x and the workspace may still be in use by the kernel before
     for step in tl.range(begin, end, num_stages=STAGES):
-        for pair in tl.static_range(BLOCKS // 2):
-            o_pair = step * (BLOCKS // 2) + pair
-            both = tl.load(p_scale + o_pair * wide)  # [4, 8, TILES, 2]
-            for odd in tl.static_range(2):
-                o_block = o_pair * 2 + odd
-                words = tl.load(p_tile + o_block * 128)  # [TILES, 128]
+        for pair in tl.static_range(PAIRS):
+            o_pair = (step * BLOCKS * WAYS) // 2 + pair
+            both = tl.load(p_scale + o_pair * wide)  # [4, 8, WAYS * TILES, 2]
+            for odd in tl.static_range(0, NEAR, WIDTH):
+                o_block = step * BLOCKS * WAYS + pair * 2 + odd
+                p_block = p_tile + o_block * 128
                 if EVEN_COLUMNS:
                     x = tl.load(p_rows + o_block * 64, mask=m_m[:, None], other=0.0)
                 else:
-                    m_x = m_m[:, None] & (o_block * 64 + o_k < columns)[None, :]
-                    x = tl.load(p_rows + o_block * 64, mask=m_x, other=0.0)  # [BM, 64]
+                    m_k = (o_block * 64 + o_way)[:, None] + o_k[None, :] < columns
+                    x = tl.load(p_rows + o_block * 64, mask=m_m[:, None] & m_k, other=0.0)
                 if QUADS:
-                    x = quad_order(x, BM)
-                half = (both >> 16) & 65535 if odd else both & 65535
-                twice = half | (half << 16)
-                w = unpack_tiles(
-                    words, twice, p_table, x.dtype, TILES, SCALE_WEIGHTS, QUADS, USE_PRMT
-                )
-                if SCALE_WEIGHTS:
-                    acc = tl.dot(w, tl.trans(x), acc)
+                    x = quad_order(x, WAYS * BM, WIDTH * 64)
+                if NEAR == 2:
+                    bits = both & -65536 if odd else both << 16
                 else:
-                    scale = (half << 16).to(tl.float32, bitcast=True)
-                    acc += tl.dot(w, tl.trans(x)) * spread_scales(scale, TILES, BM)
+                    bits = (both >> ((step % 2) * 16)) << 16
+                w = unpack_tiles(
+                    tl.load(p_block),
+                    bits | ((bits >> 16) & 65535),
+                    p_table,
+                    x.dtype,
+                    WAYS * TILES,
+                    SCALE_WEIGHTS,
+                    QUADS,
+                    USE_PRMT,
+                )
+                if WIDTH == 2:
+                    bits = both & -65536
+                    right = unpack_tiles(
+                        tl.load(p_block + 128),
+                        bits | ((bits >> 16) & 65535),
+                        p_table,
+                        x.dtype,
+                        WAYS * TILES,
+                        SCALE_WEIGHTS,
+                        QUADS,
+                        USE_PRMT,
+                    )
+                    w = tl.permute(tl.join(w, right), (0, 2, 1))
+                    w = tl.reshape(w, (WAYS * BN, 128))
+                if WAYS > 1:
+                    x = tl.permute(tl.reshape(x, (WAYS, BM, WIDTH * 64)), (0, 2, 1))
+                    w = ways_first(w, TILES, WAYS, WIDTH * 64)
+                else:
+                    x = tl.trans(x)
+                if SCALE_WEIGHTS:
+                    acc = tl.dot(w, x, acc)
+                else:
+                    scale = bits.to(tl.float32, bitcast=True)
+                    spread = spread_scales(scale, WAYS * TILES, BM)
+                    if WAYS > 1:
+                        spread = ways_first(spread, TILES, WAYS, BM)
+                    acc += tl.dot(w, x) * spread
+    if WAYS > 1:
+        acc = tl.sum(acc, axis=0)
+    m_m = o_m < rows
     m_n = o_n < features
     last = True
     if SPLIT > 1:

@@ -50,6 +50,11 @@ class PackedNF4:
         return (self.rows, self.columns)
 
     @property
+    def blocks(self) -> int:
+        """B."""
+        return self.words.shape[1] // (2 * BLOCK)
+
+    @property
     def nbytes(self) -> int:
         """Bytes held."""
         return self.words.nbytes + self.scales.nbytes + self.rest.nbytes

@@ -1,6 +1,6 @@
 """Times candidate configurations of the NF4 product on this GPU, all shapes of Llama-3.1-8B.
 
-    python -m launch.bench.tune_nf4 --rows 1 4 16 64 256 --out tuned.json
+    python -m launch.bench.tune_nf4 --table kernels/nf4/tuned.py
 
 Kernels are compiled first, by as many processes as there are cores. A configuration whose result
 isn't near the float32 product is reported and left out.
@@ -16,13 +16,15 @@ from collections.abc import Callable
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear as dense_linear
 
-from kernels.nf4.expand import dequantize
-from kernels.nf4.gemm import GemmConfig, multiply
+from kernels.nf4.expand import dequantize, scaled_weight
+from kernels.nf4.gemm import GemmConfig, OutOfResources, multiply
+from kernels.nf4.gpu import linear
 from kernels.nf4.packed import COLUMNS, ROWS, PackedNF4
 
 SHAPES = {
@@ -86,51 +88,55 @@ def microseconds(call: Callable[[int], object], count: int) -> float:
     return statistics.median(times)
 
 
+_FEW = [  # tiles, warps, ways, blocks, stages, splits; for rows up to 16
+    (1, 1, 1, 2, 4, (4, 8)),
+    (1, 2, 2, 2, 3, (1, 2)),
+    (1, 2, 2, 2, 4, (1, 2, 4)),
+    (1, 4, 4, 2, 4, (1, 2)),
+    (2, 2, 1, 2, 3, (2, 4)),
+    (2, 2, 1, 2, 4, (2, 4, 8)),
+    (4, 2, 1, 2, 3, (2, 4, 8)),
+    (4, 2, 1, 2, 4, (2, 4, 8)),
+    (4, 4, 1, 2, 4, (1, 2, 4)),
+]
+_SOME = [  # for rows up to 64
+    (4, 4, 1, 2, 3, (1, 2, 4, 8)),
+    (4, 4, 1, 2, 4, (2, 4)),
+    (8, 8, 1, 2, 3, (1, 2)),
+    (8, 8, 1, 1, 4, (1, 2)),
+]
+_MANY = [  # and rows a program
+    (4, 4, 128, 1, 4, (1, 2, 4)),
+    (4, 4, 128, 2, 3, (1, 2)),
+    (8, 8, 128, 2, 3, (1, 2, 4)),
+    (8, 8, 256, 1, 4, (1, 2, 4)),
+]
+
+
 def candidates(rows: int) -> list[GemmConfig]:
     """Return the configurations worth a try for some rows of x."""
     found = []
-    if rows <= 16:
-        shapes = ((1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (4, 4), (8, 2), (8, 4))
-        for bm in (8, 16) if rows <= 8 else (16,):
-            for (tiles, warps), blocks, stages in product(shapes, (2, 4), (2, 3, 4)):
-                splits = (1, 2, 4, 8) if tiles > 1 else (1, 2, 4)
-                for split in splits:
-                    if (blocks == 2) == (stages == 4) or (blocks == 4 and stages == 3):
-                        found.append((tiles, bm, blocks, split, warps, stages, False))
-    elif rows <= 64:
-        for tiles, warps in ((4, 2), (4, 4), (8, 4), (8, 8), (2, 2)):
-            for blocks, stages, split in product((2, 4), (2, 3, 4), (1, 2, 4)):
-                if blocks == 4 and stages == 4:
-                    continue
-                for scaled in (False, True):
-                    if tiles == 8 and warps == 4 and not scaled:
-                        continue  # spills
-                    found.append((tiles, rows, blocks, split, warps, stages, scaled))
+    if rows > 64:
+        for tiles, warps, bm, blocks, stages, splits in _MANY:
+            if bm <= rows:
+                found += [(tiles, bm, blocks, 1, split, warps, stages, True) for split in splits]
     else:
-        for tiles, bm, warps, stages in (
-            (8, 256, 8, 3),
-            (8, 256, 8, 2),
-            (4, 256, 4, 3),
-            (8, 128, 4, 3),
-            (8, 128, 4, 4),
-            (8, 128, 8, 3),
-            (8, 128, 8, 4),
-            (4, 128, 4, 3),
-        ):
-            for split in (1, 2, 3, 4):
-                found.append((tiles, bm, 2, split, warps, stages, True))
-    names = ("tiles", "rows", "blocks", "split", "warps", "stages", "scale_weights")
+        bm = max(8, rows)
+        scaled = rows > 32
+        for tiles, warps, ways, blocks, stages, splits in _FEW if rows <= 16 else _SOME:
+            found += [(tiles, bm, blocks, ways, s, warps, stages, scaled) for s in splits]
+    names = ("tiles", "rows", "blocks", "ways", "split", "warps", "stages", "scale_weights")
     return [GemmConfig(**dict(zip(names, values, strict=True))) for values in found]
 
 
 def compile_share(rows: list[int], part: int, parts: int) -> None:
     """Compile every `parts`-th candidate into Triton's cache on disk."""
-    w = random_packed(128, 256)
+    w = random_packed(128, 4096)
     for config in [c for m in rows for c in candidates(m)][part::parts]:
         try:
-            multiply(torch.randn(1, 256, device="cuda", dtype=torch.bfloat16), w, None, config)
-        except Exception as error:  # out of shared memory, say: the tuner reports it again
-            print(config, repr(error)[:100], file=sys.stderr)
+            multiply(torch.randn(1, 4096, device="cuda", dtype=torch.bfloat16), w, None, config)
+        except OutOfResources as error:  # the tuner reports it again
+            print(config, error, file=sys.stderr)
 
 
 def error_of(y: Tensor, expected: Tensor) -> float:
@@ -139,7 +145,7 @@ def error_of(y: Tensor, expected: Tensor) -> float:
     return distance if distance == distance else float("inf")
 
 
-def tune(name: str, m: int) -> dict[str, object]:
+def tune(name: str, m: int) -> dict[str, Any]:
     """Return the times of all candidates of one shape and the library's."""
     rows, columns = SHAPES[name]
     w = random_packed(rows, columns)
@@ -158,47 +164,66 @@ def tune(name: str, m: int) -> dict[str, object]:
                 print("WRONG", name, m, config, error)
                 continue
             time = microseconds(lambda i, c=config: multiply(x, every[i], None, c), len(every))
-        except Exception as failure:
-            print("FAILED", name, m, config, repr(failure)[:120])
+        except (OutOfResources, ValueError) as failure:
+            print("FAILED", name, m, repr(failure)[:60])
             continue
         results.append({"us": round(time, 2), "error": round(error, 5), **asdict(config)})
     results.sort(key=lambda r: r["us"])
     return {"shape": name, "m": m, "cublas_us": round(base, 2), "results": results}
 
 
-def report(found: dict[str, object], show: int) -> None:
+def report(found: dict[str, Any], show: int) -> None:
     """Print the best of one shape."""
     base = found["cublas_us"]
     print(f"{found['shape']} M={found['m']} cublas {base} us")
     for r in found["results"][:show]:
         print(
             f"   {r['us']:7.2f} us {base / r['us']:5.2f}x err {r['error']:.4f} tiles {r['tiles']} "
-            f"rows {r['rows']} blocks {r['blocks']} split {r['split']} warps {r['warps']} "
-            f"stages {r['stages']} {'scaled' if r['scale_weights'] else ''}"
+            f"rows {r['rows']} blocks {r['blocks']} ways {r['ways']} split {r['split']} "
+            f"warps {r['warps']} stages {r['stages']}{' scaled' if r['scale_weights'] else ''}"
         )
 
 
 def report_expansion() -> None:
-    """Print what de-quantising first costs, beside the library's product at prefill sizes."""
+    """Print what expanding first costs, beside the library's product at prefill sizes."""
     for name, (rows, columns) in SHAPES.items():
         w = random_packed(rows, columns)
         every = copies(w)
-        expand = microseconds(lambda i, e=every: dequantize(e[i], torch.bfloat16), len(every))
+        expand = microseconds(lambda i, e=every: scaled_weight(e[i], torch.bfloat16), len(every))
         dense = dequantize(w, torch.bfloat16)
         line = f"{name} expand {expand:.1f} us;"
         for m in (512, 1024, 4096):
             x = torch.randn(m, columns, device="cuda").bfloat16()
             base = microseconds(lambda i, x=x, d=dense: dense_linear(x, d), 1)
-            fused = microseconds(lambda i, x=x, w=w: dense_linear(x, dequantize(w, x.dtype)), 1)
-            line += f" M={m} cublas {base:.1f} both {fused:.1f} us ({base / fused:.2f}x);"
+            both = microseconds(lambda i, x=x, e=every: linear(x, e[i]), len(every))
+            line += f" M={m} {base:.1f} both {both:.1f} ({base / both:.2f}x);"
         print(line, flush=True)
+
+
+def write_table(found: list[dict[str, Any]], path: Path) -> None:
+    """Write `kernels/nf4/tuned.py` anew."""
+    lines = [
+        '"""Measured configurations: written by `python -m launch.bench.tune_nf4 --table`."""',
+        "",
+        "from typing import Any",
+        "",
+        "TUNED: tuple[tuple[int, tuple[int, int], dict[str, Any]], ...] = (",
+    ]
+    for entry in found:
+        best = {k: v for k, v in entry["results"][0].items() if k not in ("us", "error")}
+        lines.append(f"    ({max(8, entry['m'])}, {SHAPES[entry['shape']]}, {best}),")
+    lines += [")", '"""(rows, (features, columns), fields of GemmConfig)."""', ""]
+    path.write_text("\n".join(lines))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16, 64, 256])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 32, 64, 128, 256])
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--table", type=Path, help="where to write the table, as Python")
+    parser.add_argument("--expansion", action="store_true", help="time expanding first too")
     parser.add_argument("--show", type=int, default=5)
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES))
     parser.add_argument("--compile-share", type=int, nargs=2)
     options = parser.parse_args()
     if options.compile_share:
@@ -215,13 +240,16 @@ def main() -> None:
         worker.wait()
     torch.manual_seed(0)
     everything = []
-    for m, name in product(options.rows, SHAPES):
+    for m, name in product(options.rows, options.shapes):
         everything.append(tune(name, m))
         report(everything[-1], options.show)
         sys.stdout.flush()
         if options.out:
             options.out.write_text(json.dumps(everything))
-    report_expansion()
+        if options.table:
+            write_table(everything, options.table)
+    if options.expansion:
+        report_expansion()
 
 
 if __name__ == "__main__":

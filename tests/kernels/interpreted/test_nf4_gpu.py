@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from kernels.nf4 import NF4Weight, reference
-from kernels.nf4.expand import dequantize
+from kernels.nf4.codebook import GAIN
+from kernels.nf4.expand import dequantize, scaled_weight
 from kernels.nf4.gemm import GemmConfig, multiply
 from kernels.nf4.packed import can_pack, pack, unpack
 from tests.kernels.truth import assert_near
@@ -66,6 +67,13 @@ def test_dequantize_is_exact_for_both_forms(shape: tuple[int, int]) -> None:
     assert torch.equal(dequantize(inside, torch.float16), expected)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_scaled_weight_is_the_weight_times_gain(shape: tuple[int, int]) -> None:
+    w = make(*shape)
+    expected = reference.dequantize(narrowed(w), torch.float32) * GAIN
+    torch.testing.assert_close(scaled_weight(pack(w), torch.float32), expected)
+
+
 def narrowed(w: NF4Weight) -> NF4Weight:
     """The weight whose absmax the products read: bfloat16."""
     return NF4Weight(
@@ -80,7 +88,8 @@ def narrowed(w: NF4Weight) -> NF4Weight:
 CONFIGS = (
     GemmConfig(tiles=4, rows=8, warps=2),
     GemmConfig(tiles=4, rows=16, split=3, warps=4),
-    GemmConfig(tiles=8, rows=16, blocks=2, warps=8, scale_weights=True),
+    GemmConfig(tiles=2, rows=8, blocks=2, ways=2, split=2, warps=2),
+    GemmConfig(tiles=8, rows=16, blocks=1, warps=8, scale_weights=True),
     GemmConfig(tiles=2, rows=32, split=2, warps=1, scale_weights=True),
 )
 
