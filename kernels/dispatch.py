@@ -15,7 +15,7 @@ from kernels.lora import LoraExpand, LoraShrink
 from kernels.lora import cpu as lora_cpu
 from kernels.lora import deterministic as lora_deterministic
 from kernels.lora import reference as lora_reference
-from kernels.nf4 import Dequantize, Linear, QuantizeBlocks
+from kernels.nf4 import Dequantize, Linear, Prepare, QuantizeBlocks
 from kernels.nf4 import cpu as nf4_cpu
 from kernels.nf4 import deterministic as nf4_deterministic
 from kernels.nf4 import reference as nf4_reference
@@ -25,6 +25,8 @@ from kernels.nf4 import reference as nf4_reference
 class Ops:
     """The kernels of one device. Each field's contract is documented on its protocol."""
 
+    prepare: Prepare
+    """What is done to a weight once, at load, to make it fast."""
     linear: Linear
     """y = x W^T + bias."""
     dequantize: Dequantize
@@ -72,6 +74,7 @@ def ops_for(device: torch.device, *, deterministic: bool = False) -> Ops:
 
 
 _REFERENCE = Ops(
+    prepare=nf4_reference.prepare,
     linear=nf4_reference.linear,
     dequantize=nf4_reference.dequantize,
     quantize_blocks=nf4_reference.quantize_blocks,
@@ -87,6 +90,7 @@ _REFERENCE = Ops(
 )
 
 _CPU = Ops(
+    prepare=nf4_cpu.prepare,
     linear=nf4_cpu.linear,
     dequantize=nf4_cpu.dequantize,
     quantize_blocks=nf4_cpu.quantize_blocks,
@@ -103,6 +107,7 @@ _CPU = Ops(
 
 _DETERMINISTIC_CPU = replace(
     _CPU,
+    prepare=nf4_deterministic.prepare,
     linear=nf4_deterministic.linear,
     lora_shrink=lora_deterministic.lora_shrink,
     lora_expand_=lora_deterministic.lora_expand_,

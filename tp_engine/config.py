@@ -174,7 +174,8 @@ class EngineConfig:
     cpu_threads: int = 1
     """Threads a rank computes with on the CPU."""
     keep_dense: bool = True
-    """On the CPU, keep a de-quantised copy of quantised weights: faster, more memory."""
+    """On the CPU, keep a copy of the weights, de-quantised, in the layout that is multiplied
+    fastest: more memory."""
     lora: tuple[tuple[str, str], ...] = ()
     """Adapter to load at start, as NAME=DIRECTORY."""
     lora_dir: str | None = None

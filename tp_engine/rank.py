@@ -25,7 +25,7 @@ from tp_engine.memory import PageLayout, kv_block_bytes, kv_views
 from tp_engine.models import Decoder
 from tp_engine.runner import Arena, Runner
 from tp_engine.sampling import Sampler, SlotStates
-from tp_engine.weights import RankWeights, dummy_weights, load_weights
+from tp_engine.weights import RankWeights, load_weights
 from tp_engine.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -181,8 +181,7 @@ def base_digest(directory: Path) -> str:
 
 def _load(joined: Joined, cut: RankCut, dtype: torch.dtype) -> RankWeights:
     config, device = joined.config, joined.comm.device
-    if config.load_format == "dummy":
-        return dummy_weights(joined.spec, cut, dtype=dtype, device=device, quantize=config.quantize)
+    copies = config.keep_dense or device.type != "cpu"
     return load_weights(
         joined.spec,
         joined.directory,
@@ -190,7 +189,8 @@ def _load(joined: Joined, cut: RankCut, dtype: torch.dtype) -> RankWeights:
         dtype=dtype,
         device=device,
         quantize=config.quantize,
-        keep_dense=config.keep_dense and device.type == "cpu",
+        load_format=config.load_format,
+        ops=ops_for(device, deterministic=config.deterministic) if copies else None,
     )
 
 

@@ -53,7 +53,8 @@ class NF4Weight:
     blocksize: int = 64
     """Values a block."""
     dense: Tensor | None = None
-    """[N, K], an optional de-quantised copy: CPU only, where 4 bits save space but not time."""
+    """[N, K], an optional de-quantised copy, in the layout that is multiplied fastest: CPU only,
+    where 4 bits save space but not time."""
 
     def __post_init__(self) -> None:
         rows = self.phase.shape[0] if self.phase.ndim == 1 else -1
@@ -112,6 +113,8 @@ class DenseWeight:
 
     weight: Tensor
     """Floating point [N, K]."""
+    fast: Tensor | None = None
+    """[N, K], an optional copy in the layout that the device multiplies fastest."""
 
     def __post_init__(self) -> None:
         if self.weight.ndim != 2 or not self.weight.is_floating_point():
@@ -157,6 +160,17 @@ class Linear(Protocol):
         ...
 
 
+class Prepare(Protocol):
+    """What is done to a weight once, at load."""
+
+    def __call__(self, w: Weight, dtype: torch.dtype) -> Weight:
+        """Add to a weight what makes products with activations of ``dtype`` fast.
+
+        Returns an equal weight; memory may grow by a copy of [N, K] in ``dtype``.
+        """
+        ...
+
+
 class Dequantize(Protocol):
     """NF4 to floating point."""
 
@@ -196,6 +210,7 @@ __all__ = [
     "Dequantize",
     "Linear",
     "NF4Weight",
+    "Prepare",
     "QuantizeBlocks",
     "Weight",
 ]

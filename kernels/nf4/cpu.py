@@ -1,5 +1,7 @@
 """NF4 on CPU: vectorised, with scratch memory bounded by a chunk of rows."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn.functional import linear as dense_linear
@@ -34,7 +36,33 @@ def dequantize(w: NF4Weight, dtype: torch.dtype) -> Tensor:
 def linear(x: Tensor, w: Weight, bias: Tensor | None = None) -> Tensor:
     """See `kernels.nf4.Linear`."""
     check_linear(x, w, bias)
-    return dense_linear(x, dense_weight(w, x.dtype), None if bias is None else bias.to(x.dtype))
+    bias = None if bias is None else bias.to(x.dtype)
+    fast = w.fast if isinstance(w, DenseWeight) else w.dense
+    if fast is not None and fast.is_mkldnn and fast.dtype == x.dtype:
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, fast, bias, "none", [], "")
+        return y
+    return dense_linear(x, dense_weight(w, x.dtype), bias)
+
+
+def prepare(w: Weight, dtype: torch.dtype) -> Weight:
+    """See `kernels.nf4.Prepare`: a copy in oneDNN's blocked layout, de-quantised if need be.
+
+    With it a float32 product takes 0.5 to 0.9 of the time from 4 rows on (one thread, AVX-512), as
+    the layout suits wide registers, which MKL does not use on every processor.
+    """
+    if isinstance(w, DenseWeight):
+        return replace(w, fast=_blocked(w.weight)) if w.weight.dtype == dtype else w
+    dense = dequantize(w, dtype)
+    blocked = _blocked(dense)
+    return replace(w, dense=dense if blocked is None else blocked)
+
+
+def _blocked(weight: Tensor) -> Tensor | None:
+    """The weight [N, K] as oneDNN lays it out for products of any number of rows, if it can."""
+    if weight.dtype != torch.float32 or not weight.numel() or not torch._C._has_mkldnn:
+        return None
+    blocked: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight)
+    return blocked
 
 
 def dense_weight(w: Weight, dtype: torch.dtype) -> Tensor:
@@ -43,6 +71,8 @@ def dense_weight(w: Weight, dtype: torch.dtype) -> Tensor:
     if held is None:
         assert isinstance(w, NF4Weight)
         return dequantize(w, dtype)
+    if held.is_mkldnn:
+        held = held.to_dense()
     return held if held.dtype == dtype else held.to(dtype)
 
 
@@ -92,4 +122,4 @@ def _scales(w: NF4Weight, part: slice) -> Tensor:
     return absmax.gather(1, block)
 
 
-__all__ = ["dense_weight", "dequantize", "linear", "quantize_blocks"]
+__all__ = ["dense_weight", "dequantize", "linear", "prepare", "quantize_blocks"]

@@ -5,19 +5,26 @@ same shape here: tiles of `ROWS` rows, the last one padded with zeros. Within on
 depends on the column alone, provided that there are enough columns to fill the vector kernels.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn.functional import linear as dense_linear
 from torch.nn.functional import pad
 
 from kernels.checks import check_linear
-from kernels.nf4 import Weight
-from kernels.nf4.cpu import dense_weight
+from kernels.nf4 import DenseWeight, Weight
+from kernels.nf4.cpu import dense_weight, dequantize
 
 ROWS = 8
 """Rows of a tile: 3.5 times the cost of a lone row, 1.3 times that of a large product."""
 _COLUMNS = 16
 _ALIGNMENT = 64
+
+
+def prepare(w: Weight, dtype: torch.dtype) -> Weight:
+    """See `kernels.nf4.Prepare`: a plain de-quantised copy, as tiles are multiplied from one."""
+    return w if isinstance(w, DenseWeight) else replace(w, dense=dequantize(w, dtype))
 
 
 def linear(x: Tensor, w: Weight, bias: Tensor | None = None) -> Tensor:
@@ -39,4 +46,4 @@ def _tiles(x: Tensor) -> list[Tensor]:
     return [tile if tile.data_ptr() % _ALIGNMENT == 0 else tile.clone() for tile in tiles]
 
 
-__all__ = ["ROWS", "linear"]
+__all__ = ["ROWS", "linear", "prepare"]

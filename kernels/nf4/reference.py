@@ -20,6 +20,11 @@ def dequantize(w: NF4Weight, dtype: torch.dtype) -> Tensor:
     return (values * scales).to(dtype)
 
 
+def prepare(w: Weight, dtype: torch.dtype) -> Weight:
+    """See `kernels.nf4.Prepare`: nothing."""
+    return w
+
+
 def linear(x: Tensor, w: Weight, bias: Tensor | None = None) -> Tensor:
     """See `kernels.nf4.Linear`."""
     check_linear(x, w, bias)
@@ -50,4 +55,4 @@ def quantize_blocks(flat: Tensor, blocksize: int = 64) -> tuple[Tensor, Tensor]:
     return packed, torch.stack(absmax) if absmax else flat.new_empty(0)
 
 
-__all__ = ["dequantize", "linear", "quantize_blocks"]
+__all__ = ["dequantize", "linear", "prepare", "quantize_blocks"]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
 
 from kernels import DenseWeight, NF4Weight, Weight
 from launch.validation.entry import TOP, Entry, Kind
-from launch.validation.live import Codes, LiveError, Packed, Phases, Plain, Scales
+from launch.validation.live import Codes, Copy, LiveError, Packed, Phases, Plain, Scales
 from launch.validation.whole import WholeSource
 from sharding import SITES, LayerCut, ModelDims, RankCut, Span, WeightSlice, weight_slice
 from tp_engine.adapters.targets import module_name
@@ -58,8 +59,11 @@ class _Base:
             yield from self._weight(HEAD, TOP, head, 0, part, Kind.HEAD)
         elif not isinstance(head, DenseWeight):
             raise LiveError(f"{HEAD}: NF4, but tied to the embedding")
-        elif head.weight.data_ptr() != weights.embedding.data_ptr():
-            yield self._plain(EMBEDDING, Kind.HEAD, TOP, head.weight, part)
+        else:
+            if head.weight.data_ptr() != weights.embedding.data_ptr():
+                yield self._plain(EMBEDDING, Kind.HEAD, TOP, head.weight, part)
+            if head.fast is not None:
+                yield self._fast(EMBEDDING, TOP, head, 0, part)
 
     def _layer(self, layer: int, held: LayerWeights) -> Iterator[Entry]:
         stem = f"model.layers.{layer}"
@@ -119,6 +123,16 @@ class _Base:
         else:
             rows = weight.weight[first : first + part.rows.size]
             yield self._plain(name, kind, layer, rows, part)
+            if weight.fast is not None:
+                yield self._fast(name, layer, weight, first, part)
+
+    def _fast(
+        self, name: str, layer: int, weight: DenseWeight, first: int, part: WeightSlice
+    ) -> Entry:
+        assert weight.fast is not None
+        rows = weight.weight[first : first + part.rows.size]
+        plain = self._plain(name, Kind.COPY, layer, rows, part)
+        return replace(plain, live=Copy(tensor=weight.fast, first=first))
 
     def _packed(
         self, name: str, layer: int, weight: NF4Weight, first: int, part: WeightSlice
@@ -139,11 +153,9 @@ class _Base:
             block=whole.blocksize,
         )
         if weight.dense is not None:
-            dense = weight.dense[first : first + part.rows.size]
-            self._check(f"{name} ({Kind.COPY})", dense, part)
             yield entry(
                 kind=Kind.COPY,
-                live=Plain(tensor=dense),
+                live=Copy(tensor=weight.dense, first=first),
                 whole=lambda r: source.packed(name).values(r, dtype),
             )
         yield self._phase(name, layer, live, part)

@@ -75,6 +75,25 @@ class Plain:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Copy:
+    """The rows of one module in a copy that may have a layout of its own."""
+
+    tensor: Tensor
+    """[N, k] of all fused modules."""
+    first: int
+    """The module's first row."""
+
+    def read(self, rows: Span) -> Tensor:
+        """Its own rows."""
+        plain = self.tensor.to_dense() if self.tensor.is_mkldnn else self.tensor
+        return plain[self.first + rows.start : self.first + rows.stop].cpu()
+
+    def cell(self, row: int, col: int) -> Cell:
+        """Not to be had: the layout is the library's own."""
+        raise LiveError("a copy has no places that are known")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Packed:
     """The rows of one module in a live NF4 weight, which may hold other modules' rows too."""
 

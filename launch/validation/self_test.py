@@ -17,8 +17,9 @@ from launch.validation.tensors import Parts, find_mismatches
 from sharding import WeightSlice
 from tp_engine.comm import Comm
 
-NEVER = frozenset({Kind.RANK})
-"""Not damaged: a wrong LoRA rank rightly shows in A and B of its module too."""
+NEVER = frozenset({Kind.RANK, Kind.COPY})
+"""Not damaged: a wrong LoRA rank rightly shows in A and B of its module too; where an element of a
+copy stands is known to the library that made it alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

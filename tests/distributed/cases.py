@@ -149,17 +149,18 @@ def report(rank: Rank, case: Case) -> RankReport:
 
 
 def tensors_of(weight: Weight) -> list[Tensor]:
-    """The tensors behind a weight, a kept de-quantised copy included."""
+    """The tensors behind a weight, kept copies included."""
     if not isinstance(weight, NF4Weight):
-        return [weight.weight]
+        return [weight.weight, *([] if weight.fast is None else [weight.fast])]
     kept = [] if weight.dense is None else [weight.dense]
     return [weight.codes, weight.absmax, weight.phase, *kept]
 
 
 def storage_bytes(tensors: list[Tensor]) -> int:
     """Memory behind some tensors, shared memory once."""
-    sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
-    return sum(sizes.values())
+    opaque = [t for t in tensors if t.is_mkldnn]
+    plain = [t.untyped_storage() for t in tensors if not t.is_mkldnn]
+    return sum({s.data_ptr(): s.nbytes() for s in plain}.values()) + sum(t.nbytes for t in opaque)
 
 
 def checksums(rank: Rank) -> Iterator[tuple[str, str]]:

@@ -10,6 +10,7 @@ from kernels.lora import reference as lora
 from kernels.nf4 import reference as nf4
 
 REFERENCE = Ops(
+    prepare=nf4.prepare,
     linear=nf4.linear,
     dequantize=nf4.dequantize,
     quantize_blocks=nf4.quantize_blocks,

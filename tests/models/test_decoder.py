@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from kernels import ops_for
 from tests.helpers.tiny_models import (
     KINDS,
     make_checkpoint,
@@ -197,8 +198,8 @@ def test_nf4_variants(checkpoint: Callable[..., Path], options: dict[str, Any]) 
     check(checkpoint("qwen2", nf4=True, **options), 3)
 
 
-def test_kept_dense_copies_change_nothing(checkpoint: Callable[..., Path]) -> None:
-    check(checkpoint("llama", nf4=True), 2, keep_dense=True)
+def test_prepared_weights_change_nothing(checkpoint: Callable[..., Path]) -> None:
+    check(checkpoint("llama", nf4=True), 2, ops=ops_for(torch.device("cpu")))
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])

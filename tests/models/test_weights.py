@@ -118,14 +118,21 @@ def test_quantising_keeps_what_is_quantised_already(tmp_path: Path) -> None:
     assert torch.equal(whole(directory, [weights], 0)["q_proj"], oracle(directory, 0)["q_proj"])
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_kept_dense_copy_is_the_dequantised_weight(tmp_path: Path, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_prepared_copies_hold_the_values_of_the_weights(
+    tmp_path: Path, dtype: torch.dtype, deterministic: bool
+) -> None:
     directory = make_checkpoint(tmp_path / "m", "llama", nf4=True)
-    (weights,) = load(directory, dtype=dtype, keep_dense=True)
+    ops = ops_for(torch.device("cpu"), deterministic=deterministic)
+    (weights,) = load(directory, dtype=dtype, ops=ops)
     (qkv,) = weights.layers[0].qkv
     assert isinstance(qkv, NF4Weight) and qkv.dense is not None
     assert qkv.dense.dtype == dtype
-    assert torch.equal(qkv.dense, OPS.dequantize(qkv, dtype))
+    assert torch.equal(qkv.dense.to_dense(), OPS.dequantize(qkv, dtype))
+    head = weights.lm_head
+    assert isinstance(head, DenseWeight)
+    assert head.fast is None or torch.equal(head.fast.to_dense(), head.weight)
     assert load(directory)[0].layers[0].down.dense is None  # type: ignore[union-attr]
 
 

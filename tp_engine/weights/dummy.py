@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -23,11 +23,18 @@ class DummyReader:
     """Stands in for `TensorReader`; the values depend on ``seed`` and the order of the calls."""
 
     def __init__(
-        self, *, dtype: torch.dtype, device: torch.device, quantize: bool, seed: int
+        self,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        quantize: bool,
+        seed: int,
+        prepare: Callable[[Weight], Weight],
     ) -> None:
         self._dtype = dtype
         self._device = device
         self._quantize = quantize
+        self.prepare = prepare
         self._random = torch.Generator(device).manual_seed(seed)
 
     def vector(self, *parts: tuple[str, int, Span]) -> Tensor:
@@ -44,7 +51,7 @@ class DummyReader:
     def linear(self, members: Sequence[Member]) -> tuple[Weight, ...]:
         """One fused weight, dense or NF4."""
         if not self._quantize:
-            return (DenseWeight(weight=self.dense(*members)),)
+            return (self.prepare(DenseWeight(weight=self.dense(*members))),)
         rows, columns = _local(members)
         codes = torch.empty((rows, (columns + 1) // 2), dtype=torch.uint8, device=self._device)
         absmax = torch.empty((rows, -(-columns // BLOCK)), device=self._device)
@@ -55,7 +62,7 @@ class DummyReader:
             columns=columns,
             blocksize=BLOCK,
         )
-        return (weight,)
+        return (self.prepare(weight),)
 
     def holds(self, name: str) -> bool:
         """No name is stored."""

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Literal
 
 import torch
 from torch import Tensor
 
-from kernels.nf4 import DenseWeight, Weight
+from kernels import DenseWeight, Ops, Weight
 from sharding import Checkpoint, LayerCut, RankCut, Span, WeightSlice, weight_slice
 from tp_engine.models.spec import ModelSpec
 from tp_engine.weights.dummy import DummyReader
 from tp_engine.weights.reader import Member, TensorReader, WeightError
 from tp_engine.weights.types import LayerWeights, RankWeights
 
-__all__ = ["dummy_weights", "load_weights"]
+__all__ = ["load_weights"]
 
 EMBEDDING: Final = "model.embed_tokens.weight"
 HEAD: Final = "lm_head.weight"
@@ -32,7 +33,8 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     quantize: Literal["nf4"] | None = None,
-    keep_dense: bool = False,
+    load_format: Literal["safetensors", "dummy"] = "safetensors",
+    ops: Ops | None = None,
 ) -> RankWeights:
     """Read the part of a checkpoint that a rank holds.
 
@@ -42,42 +44,44 @@ def load_weights(
     Args:
         quantize: ``nf4`` quantises the layers' linears that are stored plain, with the bits that
             bitsandbytes would give the whole weight; embedding and LM head stay as they are.
-        keep_dense: on the CPU, keep a de-quantised copy in ``dtype`` beside each NF4 weight.
+        load_format: ``dummy`` reads nothing and makes random weights of these shapes.
+        ops: if given, weights are prepared for them, which may keep copies that are faster.
 
     Raises:
         CheckpointError: a file or a tensor is missing or corrupt.
         WeightError: a tensor is left over, of another shape or type, or not finite.
     """
+    prepare = _preparation(ops, dtype)
+    if load_format == "dummy":
+        dummy = DummyReader(
+            dtype=dtype,
+            device=device,
+            quantize=quantize == "nf4",
+            prepare=prepare,
+            seed=cut.rank,
+        )
+        return _Loader(spec, dummy).load(cut)
     with Checkpoint.open(directory) as checkpoint:
         reader = TensorReader(
             checkpoint,
             dtype=dtype,
             device=device,
             quantize=quantize == "nf4",
-            keep_dense=keep_dense,
+            prepare=prepare,
         )
         weights = _Loader(spec, reader).load(cut)
         _check_left_over(spec, checkpoint)
     return weights
 
 
+def _preparation(ops: Ops | None, dtype: torch.dtype) -> Callable[[Weight], Weight]:
+    return (lambda weight: weight) if ops is None else lambda weight: ops.prepare(weight, dtype)
+
+
 def module_name(layer: int, site: str) -> str:
     """Full name of a layer's linear module."""
     block = "mlp" if site in (*GATE_UP, "down_proj") else "self_attn"
     return f"model.layers.{layer}.{block}.{site}"
-
-
-def dummy_weights(
-    spec: ModelSpec,
-    cut: RankCut,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    quantize: Literal["nf4"] | None = None,
-) -> RankWeights:
-    """Random weights of a rank's shapes, for measuring; arguments as in `load_weights`."""
-    reader = DummyReader(dtype=dtype, device=device, quantize=quantize == "nf4", seed=cut.rank)
-    return _Loader(spec, reader).load(cut)
 
 
 class _Loader:
@@ -107,11 +111,11 @@ class _Loader:
                 raise WeightError(
                     f"{HEAD} differs from {EMBEDDING}, but tie_word_embeddings is true"
                 )
-            return DenseWeight(weight=embedding)
+            return self._reader.prepare(DenseWeight(weight=embedding))
         member = self._vocabulary(HEAD, rows)
         if self._reader.quantized(HEAD):
             return self._reader.linear([member])[0]
-        return DenseWeight(weight=self._reader.dense(member))
+        return self._reader.prepare(DenseWeight(weight=self._reader.dense(member)))
 
     def _layer(self, index: int, cut: LayerCut) -> LayerWeights:
         prefix, spec = f"model.layers.{index}", self._spec

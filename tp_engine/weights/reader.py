@@ -6,13 +6,12 @@ one tensor.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from kernels.dispatch import ops_for
 from kernels.nf4 import DenseWeight, NF4Weight, Weight
 from sharding import Checkpoint, Span, WeightSlice
 from sharding.blocks import stack_rows
@@ -41,15 +40,15 @@ class TensorReader:
         dtype: torch.dtype,
         device: torch.device,
         quantize: bool,
-        keep_dense: bool,
+        prepare: Callable[[Weight], Weight],
     ) -> None:
         """Plain tensors become ``dtype``; ``quantize`` turns plain `linear` weights into NF4;
-        ``keep_dense`` adds de-quantised copies to NF4 weights on the CPU."""
+        ``prepare`` is applied to every weight that is multiplied."""
         self.checkpoint = checkpoint
         self.dtype = dtype
         self.device = device
         self._quantize = quantize
-        self._keep_dense = keep_dense and device.type == "cpu"
+        self.prepare = prepare
 
     def vector(self, *parts: tuple[str, int, Span]) -> Tensor:
         """Parts of vectors (name, whole size, the rank's part), one after the other."""
@@ -73,6 +72,9 @@ class TensorReader:
 
     def linear(self, members: Sequence[Member]) -> tuple[Weight, ...]:
         """Weights that share their input: fused into one, or one each where their kinds differ."""
+        return tuple(map(self.prepare, self._linear(members)))
+
+    def _linear(self, members: Sequence[Member]) -> tuple[Weight, ...]:
         stored = [self.quantized(name) for name, _, _ in members]
         if not any(stored) and not self._quantize:
             return (DenseWeight(weight=self.dense(*members)),)
@@ -116,16 +118,12 @@ class TensorReader:
         return tensor.cut(part.rows, part.cols)
 
     def _place(self, weight: NF4Weight) -> NF4Weight:
-        dense = None
-        if self._keep_dense:
-            dense = ops_for(weight.codes.device).dequantize(weight, self.dtype)
         return NF4Weight(
             codes=weight.codes.to(self.device),
             absmax=weight.absmax.to(self.device),
             phase=weight.phase.to(self.device),
             columns=weight.columns,
             blocksize=weight.blocksize,
-            dense=dense,
         )
 
     def _new(self, *shape: int) -> Tensor:
