@@ -20,7 +20,7 @@ class MemoryNeed:
     weights: int
     """Weights as they are stored."""
     dense_copies: int
-    """De-quantised copies kept beside them."""
+    """De-quantised or re-ordered copies kept beside them."""
     scratch: int
     """Activations and logits of the largest step, and one de-quantised module."""
     sequence: int
@@ -46,8 +46,8 @@ def estimate_memory(
     """What the heaviest of ``world`` ranks needs, to a few per cent.
 
     ``element_bytes`` is the size of an activation; ``nf4`` says whether the layers' weights are
-    quantised, ``dense_copies`` whether de-quantised ones stay beside them, ``tied`` whether the LM
-    head is the embedding.
+    quantised, ``dense_copies`` whether copies of all that is multiplied stay beside them, ``tied``
+    whether the LM head is the embedding.
     """
     cuts = cut_model(dims, world)
     linear = max(sum(sum(_modules(dims, layer)) for layer in cut.layers) for cut in cuts)
@@ -61,7 +61,7 @@ def estimate_memory(
     kv_heads = max(sum(cut.kv_heads) for cut in cuts)
     return MemoryNeed(
         weights=int(linear * (NF4_BYTES if nf4 else element_bytes)) + tables,
-        dense_copies=linear * element_bytes if nf4 and dense_copies else 0,
+        dense_copies=(linear + vocab * dims.hidden) * element_bytes if dense_copies else 0,
         scratch=steps + (widest * element_bytes if nf4 and not dense_copies else 0),
         sequence=2 * kv_heads * dims.head_dim * element_bytes * max_model_len,
     )
@@ -93,7 +93,7 @@ def check_memory(
     arena = "arena (--arena-bytes)" if arena_bytes else "keys and values of one full sequence"
     parts = {
         "weights": need.weights,
-        "de-quantised copies": need.dense_copies,
+        "copies for speed": need.dense_copies,
         "scratch of a step": need.scratch,
         arena: arena_bytes or need.sequence,
     }
