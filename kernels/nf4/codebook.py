@@ -65,18 +65,20 @@ def _assembly(*, scaled: bool) -> str:
     """Return PTX: $8 holds eight codes, lowest bits first; $0..$7 become their bfloat16 bits.
 
     $9..$13 hold TABLE. With `scaled`, $14 and $15 hold two bfloat16 factors, each twice: the first
-    is for the pairs of codes 0, 1 and 4, 5, the second for 2, 3 and 6, 7. Shifts by 16 are written
-    as products, since the pipe for bitwise operations is the one that is full; products of pairs as
-    sums with -0, which sm_80 has too.
+    is for the pairs of codes 0, 1 and 4, 5, the second for 2, 3 and 6, 7; the products are sums
+    with -0, which sm_80 has too. Without it, shifts by 16 are products, off the pipe for bitwise
+    operations: the busiest one then.
     """
+    shifts = ["mul.hi.u32 s1, s0, $13;", "mul.hi.u32 t1, t0, $13;"]
+    if scaled:
+        shifts = ["shr.u32 s1, s0, 16;", "shr.u32 t1, t0, 16;"]
     lines = [
         "{",
         ".reg .b32 s0, s1, t0, t1, a, b, l, h, p, q, z;",
         "mov.b32 s0, $8;",
         "mov.b32 z, 0x80008000;",
         "xor.b32 t0, s0, 0x88888888;",
-        "mul.hi.u32 s1, s0, $13;",
-        "mul.hi.u32 t1, t0, $13;",
+        *shifts,
     ]
     for half in range(2):
         for plane, words, register in (("l", LOW, 9), ("h", HIGH, 11)):

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
-import triton
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
@@ -13,7 +12,7 @@ from kernels.nf4.gemm_kernel import nf4_gemm
 from kernels.nf4.packed import BLOCK, PackedNF4
 from kernels.nf4.tables import prmt_table, value_table
 
-_PARTIAL_SUMS = 1 << 25
+_PARTIAL_SUMS = 1 << 23
 _PROGRAMS = 1 << 14
 
 
@@ -73,15 +72,10 @@ def multiply(x: Tensor, w: PackedNF4, bias: Tensor | None, config: GemmConfig) -
         raise ValueError(f"config must divide {w.blocks} blocks into steps, got {config.step}")
     rows, features = x.shape[0], w.rows
     y = x.new_empty(rows, features)
-    grid = (
-        triton.cdiv(rows, config.rows),
-        triton.cdiv(features, 16 * config.tiles),
-        config.split,
-    )
-    partial, arrived = _workspace(x.device)
-    sums = grid[0] * grid[1] * grid[2] * 16 * config.tiles * config.rows
-    if config.split > 1 and (sums > partial.numel() or grid[0] * grid[1] > arrived.numel()):
+    grid = (*_outputs(rows, features, config), config.split)
+    if not fits(rows, features, config):
         raise ValueError(f"split must be 1 for so large an output, got {config.split}")
+    partial, arrived = _workspace(x.device)
     pdl = x.is_cuda and _capability(x.device) >= 9
     use_prmt = x.is_cuda and x.dtype == torch.bfloat16
     nf4_gemm[grid](
@@ -118,6 +112,17 @@ def multiply(x: Tensor, w: PackedNF4, bias: Tensor | None, config: GemmConfig) -
     return y
 
 
+def fits(rows: int, features: int, config: GemmConfig) -> bool:
+    """Say whether the workspace holds the partial sums of a product."""
+    across, down = _outputs(rows, features, config)
+    sums = across * down * config.split * 16 * config.tiles * config.rows
+    return config.split == 1 or (sums <= _PARTIAL_SUMS and across * down <= _PROGRAMS)
+
+
+def _outputs(rows: int, features: int, config: GemmConfig) -> tuple[int, int]:
+    return -(-rows // config.rows), -(-features // (16 * config.tiles))
+
+
 @cache
 def _capability(device: torch.device) -> int:
     return torch.cuda.get_device_capability(device)[0]
@@ -130,4 +135,4 @@ def _workspace(device: torch.device) -> tuple[Tensor, Tensor]:
     return partial, torch.zeros(_PROGRAMS, dtype=torch.int32, device=device)
 
 
-__all__ = ["GemmConfig", "OutOfResources", "multiply"]
+__all__ = ["GemmConfig", "OutOfResources", "fits", "multiply"]

@@ -136,14 +136,15 @@ def _split_absmax(absmax: Tensor) -> tuple[Tensor, Tensor]:
 def _pair(halves: Tensor) -> Tensor:
     """[P, B] of 16-bit numbers -> int32 [B / 2, P]."""
     both = halves[:, ::2] | (halves[:, 1::2] << 16)
-    ordered = _signed(both).T.unflatten(1, (-1, 2, 8)).transpose(2, 3)  # [B / 2, P / 16, g, r]
-    return ordered.flatten(1)
+    pairs, rows = both.shape[1], both.shape[0]
+    apart = _signed(both).T.reshape(pairs, rows // 16, 2, 8)
+    return apart.transpose(2, 3).reshape(pairs, rows)  # [B / 2, P / 16, g, r]
 
 
 def _unpair(pairs: Tensor) -> Tensor:
     """int32 [B / 2, P] -> int64 [B, P] of 16-bit numbers."""
-    rows = pairs.unflatten(1, (-1, 8, 2)).transpose(2, 3).flatten(1)
-    whole = rows.long() & 0xFFFFFFFF
+    apart = pairs.reshape(pairs.shape[0], -1, 8, 2)
+    whole = apart.transpose(2, 3).reshape(pairs.shape).long() & 0xFFFFFFFF
     return torch.stack((whole & 0xFFFF, whole >> 16), dim=1).flatten(0, 1)
 
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear as dense_linear
 
+from kernels.nf4.choice import FIELDS, as_config
 from kernels.nf4.expand import dequantize, scaled_weight
 from kernels.nf4.gemm import GemmConfig, OutOfResources, multiply
 from kernels.nf4.gpu import linear
@@ -68,6 +70,10 @@ def copies(w: PackedNF4) -> list[PackedNF4]:
     return [w, *again]
 
 
+def _timer() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # ships no types
+
+
 def microseconds(call: Callable[[int], object], count: int) -> float:
     """Median time of `call(i)`, i going round `count` copies, from replays of a CUDA graph."""
     for i in range(3):
@@ -79,13 +85,13 @@ def microseconds(call: Callable[[int], object], count: int) -> float:
     graph.replay()
     times = []
     for _ in range(9):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start, end = _timer(), _timer()
         start.record()
         graph.replay()
         end.record()
         end.synchronize()
         times.append(start.elapsed_time(end) * 1000 / _LAUNCHES)
-    return statistics.median(times)
+    return float(statistics.median(times))
 
 
 _FEW = [  # tiles, warps, ways, blocks, stages, splits; for rows up to 16
@@ -125,8 +131,7 @@ def candidates(rows: int) -> list[GemmConfig]:
         scaled = rows > 32
         for tiles, warps, ways, blocks, stages, splits in _FEW if rows <= 16 else _SOME:
             found += [(tiles, bm, blocks, ways, s, warps, stages, scaled) for s in splits]
-    names = ("tiles", "rows", "blocks", "ways", "split", "warps", "stages", "scale_weights")
-    return [GemmConfig(**dict(zip(names, values, strict=True))) for values in found]
+    return [as_config(values) for values in found]
 
 
 def compile_share(rows: list[int], part: int, parts: int) -> None:
@@ -145,6 +150,10 @@ def error_of(y: Tensor, expected: Tensor) -> float:
     return distance if distance == distance else float("inf")
 
 
+def _product(x: Tensor, every: list[PackedNF4], config: GemmConfig, i: int) -> Tensor:
+    return multiply(x, every[i], None, config)
+
+
 def tune(name: str, m: int) -> dict[str, Any]:
     """Return the times of all candidates of one shape and the library's."""
     rows, columns = SHAPES[name]
@@ -153,7 +162,7 @@ def tune(name: str, m: int) -> dict[str, Any]:
     dense = dequantize(w, torch.bfloat16)
     expected = x.float() @ dequantize(w, torch.float32).T
     library = [dense, *(dense.clone() for _ in range(max(1, _BEYOND_L2 // dense.nbytes)))]
-    base = microseconds(lambda i: dense_linear(x, library[i]), len(library))
+    base = microseconds(partial(_library, x, library), len(library))
     library.clear()
     every = copies(w)
     results = []
@@ -163,7 +172,7 @@ def tune(name: str, m: int) -> dict[str, Any]:
             if error > 6e-3:
                 print("WRONG", name, m, config, error)
                 continue
-            time = microseconds(lambda i, c=config: multiply(x, every[i], None, c), len(every))
+            time = microseconds(partial(_product, x, every, config), len(every))
         except (OutOfResources, ValueError) as failure:
             print("FAILED", name, m, repr(failure)[:60])
             continue
@@ -184,18 +193,30 @@ def report(found: dict[str, Any], show: int) -> None:
         )
 
 
+def _expand(every: list[PackedNF4], i: int) -> Tensor:
+    return scaled_weight(every[i], torch.bfloat16)
+
+
+def _linear(x: Tensor, every: list[PackedNF4], i: int) -> Tensor:
+    return linear(x, every[i])
+
+
+def _library(x: Tensor, every: list[Tensor], i: int) -> Tensor:
+    return dense_linear(x, every[i])
+
+
 def report_expansion() -> None:
     """Print what expanding first costs, beside the library's product at prefill sizes."""
     for name, (rows, columns) in SHAPES.items():
         w = random_packed(rows, columns)
         every = copies(w)
-        expand = microseconds(lambda i, e=every: scaled_weight(e[i], torch.bfloat16), len(every))
+        expand = microseconds(partial(_expand, every), len(every))
         dense = dequantize(w, torch.bfloat16)
         line = f"{name} expand {expand:.1f} us;"
         for m in (512, 1024, 4096):
             x = torch.randn(m, columns, device="cuda").bfloat16()
-            base = microseconds(lambda i, x=x, d=dense: dense_linear(x, d), 1)
-            both = microseconds(lambda i, x=x, e=every: linear(x, e[i]), len(every))
+            base = microseconds(partial(_library, x, [dense]), 1)
+            both = microseconds(partial(_linear, x, every), len(every))
             line += f" M={m} {base:.1f} both {both:.1f} ({base / both:.2f}x);"
         print(line, flush=True)
 
@@ -205,14 +226,12 @@ def write_table(found: list[dict[str, Any]], path: Path) -> None:
     lines = [
         '"""Measured configurations: written by `python -m launch.bench.tune_nf4 --table`."""',
         "",
-        "from typing import Any",
-        "",
-        "TUNED: tuple[tuple[int, tuple[int, int], dict[str, Any]], ...] = (",
+        "TUNED: tuple[tuple[int, tuple[int, int], tuple[int, ...]], ...] = (",
     ]
     for entry in found:
-        best = {k: v for k, v in entry["results"][0].items() if k not in ("us", "error")}
-        lines.append(f"    ({max(8, entry['m'])}, {SHAPES[entry['shape']]}, {best}),")
-    lines += [")", '"""(rows, (features, columns), fields of GemmConfig)."""', ""]
+        values = tuple(int(entry["results"][0][field]) for field in FIELDS)
+        lines.append(f"    ({max(8, entry['m'])}, {SHAPES[entry['shape']]}, {values}),")
+    lines += [")", '"""(rows, (features, columns), `choice.FIELDS`)."""', ""]
     path.write_text("\n".join(lines))
 
 

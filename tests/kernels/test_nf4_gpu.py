@@ -1,0 +1,105 @@
+"""NF4 on a CUDA device, in bfloat16, against the reference on the same values."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.nf4 import DenseWeight, NF4Weight, reference
+
+pytestmark = pytest.mark.gpu
+
+SHAPES = ((4096, 4096), (4096, 14336), (384, 512), (130, 328), (7, 64))
+ROWS = (1, 4, 7, 16, 33, 64, 129, 256, 300)
+
+
+def make(rows: int, columns: int, *, blocksize: int = 64, phase: int = 0) -> NF4Weight:
+    nibbles = torch.randint(0, 256, (rows, (columns + 1) // 2), dtype=torch.uint8)
+    blocks = -(-(phase + columns) // blocksize)
+    return NF4Weight(
+        codes=nibbles.cuda(),
+        absmax=(torch.rand(rows, blocks) * 0.02 + 0.001).cuda(),
+        phase=torch.full((rows,), phase, dtype=torch.int32).cuda(),
+        columns=columns,
+        blocksize=blocksize,
+    )
+
+
+def distance(actual: Tensor, expected: Tensor) -> float:
+    assert actual.shape == expected.shape and actual.dtype == torch.bfloat16
+    return float((actual.float() - expected).norm() / expected.norm())
+
+
+def exact(x: Tensor, w: NF4Weight, bias: Tensor | None) -> Tensor:
+    y = x.float() @ reference.dequantize(w, torch.float32).T
+    return y if bias is None else y + bias.float()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_linear_is_within_the_roundings_of_bfloat16(shape: tuple[int, int]) -> None:
+    from kernels.nf4 import gpu
+
+    w = make(*shape)
+    packed = gpu.prepare(w, torch.bfloat16)
+    assert not isinstance(packed, NF4Weight)
+    for rows in ROWS:
+        x = torch.randn(rows, shape[1], device="cuda").bfloat16()
+        for bias in (None, torch.randn(shape[0], device="cuda").bfloat16()):
+            assert distance(gpu.linear(x, packed, bias), exact(x, w, bias)) < 6e-3
+
+
+def test_rows_that_begin_inside_a_block_are_expanded_exactly() -> None:
+    from kernels.nf4 import gpu
+
+    w = make(96, 330, phase=7)
+    assert gpu.prepare(w, torch.bfloat16) is w
+    assert torch.equal(gpu.dequantize(w, torch.float32), reference.dequantize(w, torch.float32))
+    x = torch.randn(5, 330, device="cuda").bfloat16()
+    assert distance(gpu.linear(x, w), exact(x, w, None)) < 6e-3
+
+
+def test_unpacked_on_the_device_is_the_canonical_shard_bit_for_bit() -> None:
+    from kernels.nf4 import gpu
+    from kernels.nf4.packed import pack, unpack
+
+    w = make(130, 328)
+    back = unpack(pack(w))
+    assert torch.equal(back.codes, w.codes) and torch.equal(back.absmax, w.absmax)
+    for dtype in (torch.float32, torch.bfloat16):
+        assert torch.equal(gpu.dequantize(pack(w), dtype), reference.dequantize(w, dtype))
+
+
+def test_a_chain_of_products_replays_bit_for_bit() -> None:
+    """Each product reads what the one before wrote, and all share one workspace."""
+    from kernels.nf4 import gpu
+
+    weights = [gpu.prepare(make(4096, 4096), torch.bfloat16) for _ in range(4)]
+    x = torch.randn(4, 4096, device="cuda").bfloat16()
+
+    def chain() -> Tensor:
+        y = x
+        for w in weights:
+            y = gpu.linear(y, w)
+        return y
+
+    torch.cuda.synchronize()
+    expected = chain().clone()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = chain()
+    for _ in range(20):
+        y.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(y, expected)
+
+
+def test_nothing_in_and_nothing_out() -> None:
+    from kernels.nf4 import gpu
+
+    packed = gpu.prepare(make(64, 64), torch.bfloat16)
+    x = torch.empty(0, 64, device="cuda", dtype=torch.bfloat16)
+    assert gpu.linear(x, packed).shape == (0, 64)
+    dense = DenseWeight(weight=torch.empty(8, 0, device="cuda", dtype=torch.bfloat16))
+    y = gpu.linear(torch.empty(3, 0, device="cuda", dtype=torch.bfloat16), dense)
+    assert torch.equal(y, torch.zeros_like(y)) and y.shape == (3, 8)
