@@ -14,6 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kernels.nf4.packed_weight import PackedNF4
+
 NF4_CODE: tuple[float, ...] = (
     -1.0,
     -0.6961928009986877,
@@ -141,7 +143,7 @@ class DenseWeight:
         return self.weight.nbytes
 
 
-Weight = DenseWeight | NF4Weight
+Weight = DenseWeight | NF4Weight | PackedNF4
 
 
 class Linear(Protocol):
@@ -166,7 +168,8 @@ class Prepare(Protocol):
     def __call__(self, w: Weight, dtype: torch.dtype) -> Weight:
         """Add to a weight what makes products with activations of ``dtype`` fast.
 
-        Returns an equal weight; memory may grow by a copy of [N, K] in ``dtype``.
+        Returns an equal weight, on CUDA a `PackedNF4` in place of an `NF4Weight` where it can be
+        packed; on CPU memory may grow by a copy of [N, K] in ``dtype``.
         """
         ...
 
@@ -210,6 +213,7 @@ __all__ = [
     "Dequantize",
     "Linear",
     "NF4Weight",
+    "PackedNF4",
     "Prepare",
     "QuantizeBlocks",
     "Weight",

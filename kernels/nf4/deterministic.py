@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 from kernels.checks import check_linear
 from kernels.nf4 import DenseWeight, Weight
 from kernels.nf4.cpu import dense_weight, dequantize
+from kernels.nf4.packed import canonical
 
 ROWS = 8
 """Rows of a tile: 3.5 times the cost of a lone row, 1.3 times that of a large product."""
@@ -24,6 +25,7 @@ _ALIGNMENT = 64
 
 def prepare(w: Weight, dtype: torch.dtype) -> Weight:
     """See `kernels.nf4.Prepare`: a plain de-quantised copy, as tiles are multiplied from one."""
+    w = canonical(w)
     return w if isinstance(w, DenseWeight) else replace(w, dense=dequantize(w, dtype))
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from kernels.nf4 import NF4_CODE, NF4Weight
 from kernels.nf4.codebook import ORDER
 from kernels.nf4.expand_kernel import expand_canonical, expand_packed, expand_scaled
-from kernels.nf4.packed import PackedNF4
+from kernels.nf4.packed_weight import PackedNF4
 from kernels.nf4.tables import prmt_table, value_table
 
 _TILES, _PAIRS, _WARPS = 4, 2, 4

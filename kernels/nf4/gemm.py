@@ -9,7 +9,7 @@ from triton.runtime.errors import OutOfResources
 
 from kernels.checks import reject
 from kernels.nf4.gemm_kernel import nf4_gemm
-from kernels.nf4.packed import BLOCK, PackedNF4
+from kernels.nf4.packed_weight import BLOCK, PackedNF4
 from kernels.nf4.tables import prmt_table, value_table
 
 _PARTIAL_SUMS = 1 << 23

@@ -5,8 +5,6 @@ A fused product reads bfloat16(GAIN * code) and bfloat16(absmax): within 2^-8 of
 time on a device: they share a workspace.
 """
 
-from typing import cast
-
 import torch
 from torch import Tensor
 from torch.nn.functional import linear as dense_linear
@@ -17,28 +15,28 @@ from kernels.nf4.choice import FUSED_ROWS, choose
 from kernels.nf4.codebook import GAIN
 from kernels.nf4.expand import dequantize, scaled_weight
 from kernels.nf4.gemm import multiply
-from kernels.nf4.packed import PackedNF4, can_pack, pack
+from kernels.nf4.packed import can_pack, pack
 from kernels.nf4.reference import quantize_blocks
 
 
-def prepare(w: Weight, dtype: torch.dtype) -> Weight | PackedNF4:
+def prepare(w: Weight, dtype: torch.dtype) -> Weight:
     """Return the form of a weight that products with bfloat16 activations read, made at load.
 
     A dense weight, one whose rows begin inside a block, and one for another `dtype` stay as they
     are. The canonical shard may be freed: `kernels.nf4.packed.unpack` makes it again bit for bit.
     Waits for the device.
     """
-    if isinstance(w, DenseWeight) or dtype != torch.bfloat16 or not can_pack(w):
+    if not isinstance(w, NF4Weight) or dtype != torch.bfloat16 or not can_pack(w):
         return w
     return pack(w)
 
 
-def linear(x: Tensor, w: Weight | PackedNF4, bias: Tensor | None = None) -> Tensor:
-    """See `kernels.nf4.Linear`; also takes what `prepare` returns.
+def linear(x: Tensor, w: Weight, bias: Tensor | None = None) -> Tensor:
+    """See `kernels.nf4.Linear`.
 
     A packed weight takes part as its bfloat16 approximation (see above), others exactly.
     """
-    check_linear(x, cast(Weight, w), bias)  # reads the shape alone
+    check_linear(x, w, bias)
     rows, (features, columns) = x.shape[0], w.shape
     if isinstance(w, DenseWeight) or not rows or not features or not columns:
         return dense_linear(x, _dense(w, x.dtype), _narrow(bias, x))
@@ -54,7 +52,7 @@ def linear(x: Tensor, w: Weight | PackedNF4, bias: Tensor | None = None) -> Tens
     return torch.addmm(bias.to(x.dtype), x, weight, alpha=1 / GAIN)
 
 
-def _dense(w: Weight | PackedNF4, dtype: torch.dtype) -> Tensor:
+def _dense(w: Weight, dtype: torch.dtype) -> Tensor:
     return w.weight.to(dtype) if isinstance(w, DenseWeight) else dequantize(w, dtype)
 
 

@@ -11,63 +11,19 @@ The float32 absmax is kept in two planes of 16 bits: `scales`, its nearest bfloa
 products read; `rest`, the difference of the bit patterns, makes it whole again.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kernels.nf4 import NF4Weight
+from kernels.nf4 import DenseWeight, NF4Weight, Weight
 from kernels.nf4.codebook import ORDER, RENUMBERED, ZERO
+from kernels.nf4.packed_weight import BLOCK, PackedNF4
 
-BLOCK = 64
 ROWS = 128
 """Rows are padded to a multiple."""
 COLUMNS = 256
 """Columns are padded to a multiple."""
 _TILE = 16
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class PackedNF4:
-    """A packed shard; P = padded N, B = padded K / 64."""
-
-    words: Tensor
-    """int32 [P / 16, B * 128], the tiles of 16 rows, block after block."""
-    scales: Tensor
-    """int32 [B / 2, P], bfloat16 bits of the absmax, the even block's in the low half. Row 8 r + g
-    of 16 stands at 2 g + r, so that a lane finds its two side by side."""
-    rest: Tensor
-    """int32 [B / 2, P], float32 bits minus those of `scales`, signed, packed the same way."""
-    rows: int
-    """N."""
-    columns: int
-    """K."""
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(N, K)."""
-        return (self.rows, self.columns)
-
-    @property
-    def blocks(self) -> int:
-        """B."""
-        return self.words.shape[1] // (2 * BLOCK)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return self.words.nbytes + self.scales.nbytes + self.rest.nbytes
-
-    @property
-    def out_features(self) -> int:
-        """N."""
-        return self.rows
-
-    @property
-    def in_features(self) -> int:
-        """K."""
-        return self.columns
 
 
 def can_pack(w: NF4Weight) -> bool:
@@ -107,6 +63,11 @@ def unpack(packed: PackedNF4, blocksize: int = BLOCK) -> NF4Weight:
         columns=columns,
         blocksize=blocksize,
     )
+
+
+def canonical(w: Weight) -> DenseWeight | NF4Weight:
+    """Return the weight itself, or the canonical shard of a packed one."""
+    return unpack(w) if isinstance(w, PackedNF4) else w
 
 
 def join_absmax(packed: PackedNF4) -> Tensor:
@@ -171,4 +132,4 @@ def _signed(whole: Tensor) -> Tensor:
     return torch.where(whole >= 1 << 31, whole - (1 << 32), whole).to(torch.int32)
 
 
-__all__ = ["BLOCK", "COLUMNS", "ROWS", "PackedNF4", "can_pack", "join_absmax", "pack", "unpack"]
+__all__ = ["COLUMNS", "ROWS", "can_pack", "canonical", "join_absmax", "pack", "unpack"]

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from kernels.checks import check_flat, check_linear
 from kernels.nf4 import NF4_CODE, DenseWeight, NF4Weight, Weight
+from kernels.nf4.packed import canonical
 
 _TINY = 1e-38  # what bitsandbytes divides an all-zero block by
 
@@ -28,6 +29,7 @@ def prepare(w: Weight, dtype: torch.dtype) -> Weight:
 def linear(x: Tensor, w: Weight, bias: Tensor | None = None) -> Tensor:
     """See `kernels.nf4.Linear`."""
     check_linear(x, w, bias)
+    w = canonical(w)
     weight = w.weight if isinstance(w, DenseWeight) else dequantize(w, x.dtype)
     y = x.float() @ weight.float().T  # [T, N]
     return (y if bias is None else y + bias.float()).to(x.dtype)

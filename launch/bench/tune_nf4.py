@@ -27,7 +27,8 @@ from kernels.nf4.choice import FIELDS, as_config
 from kernels.nf4.expand import dequantize, scaled_weight
 from kernels.nf4.gemm import GemmConfig, OutOfResources, multiply
 from kernels.nf4.gpu import linear
-from kernels.nf4.packed import COLUMNS, ROWS, PackedNF4
+from kernels.nf4.packed import COLUMNS, ROWS
+from kernels.nf4.packed_weight import PackedNF4
 
 SHAPES = {
     "qkv": (6144, 4096),

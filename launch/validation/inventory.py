@@ -9,6 +9,7 @@ from functools import partial
 from torch import Tensor
 
 from kernels import DenseWeight, NF4Weight, Weight
+from kernels.nf4.packed import canonical
 from launch.validation.entry import TOP, Entry, Kind
 from launch.validation.live import Codes, Copy, LiveError, Packed, Phases, Plain, Scales
 from launch.validation.whole import WholeSource
@@ -112,6 +113,7 @@ class _Base:
         part: WeightSlice,
         kind: Kind = Kind.DENSE,
     ) -> Iterator[Entry]:
+        weight = canonical(weight)
         packed = self._source.is_packed(name, linear=layer != TOP)
         if packed != isinstance(weight, NF4Weight):
             found, need = ("NF4", "plain") if isinstance(weight, NF4Weight) else ("plain", "NF4")

@@ -6,7 +6,10 @@ from torch import Tensor
 
 from kernels.nf4 import DenseWeight, NF4Weight, reference
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 SHAPES = ((4096, 4096), (4096, 14336), (384, 512), (130, 328), (7, 64))
 ROWS = (1, 4, 7, 16, 33, 64, 129, 256, 300)

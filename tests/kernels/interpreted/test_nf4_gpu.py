@@ -9,7 +9,8 @@ from kernels.nf4.choice import FUSED_ROWS, choose
 from kernels.nf4.codebook import GAIN
 from kernels.nf4.expand import dequantize, scaled_weight
 from kernels.nf4.gemm import GemmConfig, fits, multiply
-from kernels.nf4.packed import PackedNF4, can_pack, pack, unpack
+from kernels.nf4.packed import can_pack, pack, unpack
+from kernels.nf4.packed_weight import PackedNF4
 from tests.kernels.truth import assert_near
 
 SHAPES = ((1, 64), (16, 256), (33, 320), (130, 512), (64, 201), (7, 1))
