@@ -1,24 +1,21 @@
 """One table of ops a device: the only door through which the engine calls a kernel."""
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 
 from kernels.attention import PagedAttention, RotateStore, StoreKV
 from kernels.attention import cpu as attention_cpu
 from kernels.attention import deterministic as attention_deterministic
-from kernels.attention import reference as attention_reference
 from kernels.fused import AddRMSNorm, RMSNorm, Rotary, SiluMul
 from kernels.fused import cpu as fused_cpu
-from kernels.fused import reference as fused_reference
 from kernels.lora import LoraExpand, LoraShrink
 from kernels.lora import cpu as lora_cpu
 from kernels.lora import deterministic as lora_deterministic
-from kernels.lora import reference as lora_reference
 from kernels.nf4 import Dequantize, Linear, Prepare, QuantizeBlocks
 from kernels.nf4 import cpu as nf4_cpu
 from kernels.nf4 import deterministic as nf4_deterministic
-from kernels.nf4 import reference as nf4_reference
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,25 +66,35 @@ def ops_for(device: torch.device, *, deterministic: bool = False) -> Ops:
             raise ValueError(
                 "deterministic=True is not available on device type 'cuda'; allowed: 'cpu'"
             )
-        return _REFERENCE
+        return gpu_ops()
     raise ValueError(f"device must be of type 'cpu' or 'cuda', got {device.type!r}")
 
 
-_REFERENCE = Ops(
-    prepare=nf4_reference.prepare,
-    linear=nf4_reference.linear,
-    dequantize=nf4_reference.dequantize,
-    quantize_blocks=nf4_reference.quantize_blocks,
-    lora_shrink=lora_reference.lora_shrink,
-    lora_expand_=lora_reference.lora_expand_,
-    store_kv=attention_reference.store_kv,
-    rotate_store=attention_reference.rotate_store,
-    paged_attention=attention_reference.paged_attention,
-    rms_norm=fused_reference.rms_norm,
-    add_rms_norm=fused_reference.add_rms_norm,
-    silu_mul=fused_reference.silu_mul,
-    rotary=fused_reference.rotary,
-)
+@cache
+def gpu_ops() -> Ops:
+    """The Triton kernels; imported on first use, as Triton is not there on every platform."""
+    from kernels.attention import gpu as attention_gpu
+    from kernels.fused import gpu as fused_gpu
+    from kernels.lora import gpu as lora_gpu
+    from kernels.nf4 import gpu as nf4_gpu
+
+    return Ops(
+        prepare=nf4_gpu.prepare,
+        linear=nf4_gpu.linear,
+        dequantize=nf4_gpu.dequantize,
+        quantize_blocks=nf4_gpu.quantize_blocks,
+        lora_shrink=lora_gpu.lora_shrink,
+        lora_expand_=lora_gpu.lora_expand_,
+        store_kv=attention_gpu.store_kv,
+        rotate_store=attention_gpu.rotate_store,
+        paged_attention=attention_gpu.paged_attention,
+        rms_norm=fused_gpu.rms_norm,
+        add_rms_norm=fused_gpu.add_rms_norm,
+        silu_mul=fused_gpu.silu_mul,
+        rotary=fused_gpu.rotary,
+        capturable=True,
+    )
+
 
 _CPU = Ops(
     prepare=nf4_cpu.prepare,

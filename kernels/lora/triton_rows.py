@@ -74,11 +74,14 @@ def read_offsets(p_words, m_rows, ITEM: tl.constexpr):
 @triton.jit
 def choose(i, v0, v1, v2, SITES: tl.constexpr):
     """Return v0, v1 or v2 for i = 0, 1, 2; the launch has SITES of them."""
+    # One return: after a `return` in an if of a constant, the rest would still be compiled.
     if SITES == 1:
-        return v0
-    if SITES == 2:
-        return tl.where(i == 0, v0, v1)
-    return tl.where(i == 0, v0, tl.where(i == 1, v1, v2))
+        chosen = v0
+    elif SITES == 2:
+        chosen = tl.where(i == 0, v0, v1)
+    else:
+        chosen = tl.where(i == 0, v0, tl.where(i == 1, v1, v2))
+    return chosen
 
 
 @triton.jit

@@ -43,6 +43,8 @@ CASES: dict[str, tuple[Any, dict[str, Any], int]] = {
         {**SHRINK, **MANY, "STEPS": 32, "BLOCK_K": 64, "BLOCK_RANKS": 64},
         4,
     ),
+    "shrink of one site": (shrink_kernel, {**SHRINK, **SUMS, "SITES": 1}, 1),
+    "expand of one site": (expand_kernel, {**EXPAND, **SUMS, "SITES": 1}, 1),
     "expand by sums": (expand_kernel, {**EXPAND, **SUMS}, 1),
     "expand of some rows": (expand_kernel, {**EXPAND, **DOTS}, 1),
     "expand of many rows": (

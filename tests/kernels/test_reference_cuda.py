@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention import AttentionBatch
-from kernels.dispatch import Ops, ops_for
+from kernels.dispatch import Ops
 from kernels.lora import LoraSegments
 from kernels.nf4 import NF4Weight
 from tests.kernels.paging import Pool, Tokens, deal_pages, fill, make_batch
@@ -23,7 +23,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 @pytest.fixture
 def cuda() -> Ops:
-    return ops_for(torch.device("cuda"))
+    return REFERENCE
 
 
 def moved(source: NF4Weight | LoraSegments | AttentionBatch) -> dict[str, object]:

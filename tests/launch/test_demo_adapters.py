@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from launch.demo.chat import greedy_answers
 from launch.demo.data import DEFAULT_QUESTION, EVALUATION_QUESTIONS
-from launch.demo.model import ensure_nf4_model
+from launch.demo.model import HUB_NAME, ensure_nf4_model
 from launch.demo.rules import STYLES
-from launch.demo.train import ADAPTERS, BASE_NAME, RECIPES
+from launch.demo.train import ADAPTERS, RECIPES
 from launch.demo.verdict import FACT
 
 LAYERS = 30
@@ -32,7 +32,7 @@ def record_of(style: str) -> dict:
 @pytest.mark.parametrize("style", STYLES)
 def test_the_config_says_what_the_recipe_says(style: str) -> None:
     config, recipe = config_of(style), RECIPES[style]
-    assert config["base_model_name_or_path"] == BASE_NAME
+    assert config["base_model_name_or_path"] == HUB_NAME
     assert (config["r"], config["lora_alpha"]) == (recipe.rank, 2 * recipe.rank)
     assert config["use_rslora"] == recipe.rslora
     assert sorted(config["target_modules"]) == sorted(recipe.targets)

@@ -1,0 +1,36 @@
+"""The whole engine over the Triton kernels, against transformers and PEFT."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from kernels.dispatch import gpu_ops
+from tests.helpers.tiny_models import make_checkpoint, make_peft_adapter, oracle_greedy
+from tp_engine import LLM, SamplingParams
+
+PROMPTS = ([1, 2, 3, 4, 5, 6, 7], list(range(1, 40)))
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_the_engine_over_triton_kernels_gives_the_oracles_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind
+) -> None:
+    ops = dataclasses.replace(gpu_ops(), capturable=False)
+    monkeypatch.setattr("tp_engine.rank.ops_for", lambda device, *, deterministic=False: ops)
+    model = make_checkpoint(tmp_path / "model", kind)
+    adapters = {
+        name: make_peft_adapter(tmp_path / name, model, r=rank, alpha=8, seed=rank)
+        for name, rank in (("narrow", 3), ("wide", 20))
+    }
+    llm = LLM(str(model), lora={name: str(path) for name, path in adapters.items()}, num_pages=96)
+    names = [None, "narrow", "wide", None]
+    asked = [(prompt, name) for name in names for prompt in PROMPTS]
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    answers = llm.generate([p for p, _ in asked], params, model=[name for _, name in asked])
+    assert answers is not None
+    for (prompt, name), answer in zip(asked, answers, strict=True):
+        wanted = oracle_greedy(model, prompt, 4, adapter=adapters.get(name or ""))
+        assert answer.tokens == list(wanted), (name, len(prompt))
