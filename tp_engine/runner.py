@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +14,7 @@ from tp_engine.models import Decoder
 from tp_engine.plan import IntArray, SlotInit, StepPlan
 from tp_engine.sampling import Sampled, Sampler
 from tp_engine.step import HostStep, StepMemory
+from tp_engine.transfer import to_device
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,7 +142,7 @@ class Runner:
 
     def _update_tables(self, updates: IntArray) -> None:
         if len(updates):
-            columns = torch.from_numpy(np.ascontiguousarray(updates.T)).to(self._device)
+            columns = to_device(updates.T, self._device)
             self._memory.tables[columns[0], columns[1]] = columns[2].to(torch.int32)
 
     def _publish(self, words: IntArray) -> None:

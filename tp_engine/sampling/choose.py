@@ -17,7 +17,8 @@ from tp_engine.plan import IntArray
 from tp_engine.sampling import keys
 from tp_engine.sampling.draw import DrawParams, draw
 from tp_engine.sampling.rng import uniform
-from tp_engine.sampling.slots import SlotRows, to_device
+from tp_engine.sampling.slots import SlotRows
+from tp_engine.transfer import to_device
 
 __all__ = ["Choice", "choose"]
 
@@ -163,7 +164,7 @@ def _draw_params(rows: SlotRows, device: torch.device) -> DrawParams:
         top_k=to_device(rows.params["top_k"], device),
         top_p=to_device(rows.params["top_p"], device),
         min_p=to_device(rows.params["min_p"], device),
-        uniform=numbers.to(device),
+        uniform=to_device(numbers.numpy(), device),
     )
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from tp_engine.plan import IntArray
 from tp_engine.sampling import keys
-from tp_engine.sampling.slots import SlotRows, SlotStates, to_device
+from tp_engine.sampling.slots import SlotRows, SlotStates
+from tp_engine.transfer import to_device
 
 __all__ = ["ShardSampler"]
 

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from sharding.units import Span
 from tp_engine.plan import IntArray, SlotInit
+from tp_engine.transfer import to_device
 
-__all__ = ["SlotRows", "SlotStates", "to_device"]
+__all__ = ["SlotRows", "SlotStates"]
 
 _TABLE = np.dtype(
     [
@@ -35,11 +36,6 @@ _TABLE = np.dtype(
         ("modified", np.bool_),
     ]
 )
-
-
-def to_device(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
-    """A copy of a host array, which may be read-only."""
-    return torch.from_numpy(array.copy()).to(device)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
