@@ -17,6 +17,8 @@ SUM_ROWS = 256
 to the registers of the threads that use them, a row of x or y after the other."""
 SUM_TILE = 4
 """Rows of an adapter that share a reading of its rank-rows in such a step."""
+SHARED_ROWS = 16
+"""Rows of one adapter from which tensor cores pay in such a step: a tile of rows is then filled."""
 MANY_ROWS = 1024
 """Rows of a step from which x and y weigh more than the adapters."""
 
@@ -87,7 +89,7 @@ def plan_shrink(
     wide = width > 8192  # twice the in-features a program, for half the parts
     block_k = min((2048 if wide else 1024) // size, _power(16, width))
     warps = 8 if wide else 4
-    if rows <= SUM_ROWS:
+    if _sums(rows, longest):
         return ShrinkPlan(
             block_rows=_power(1, min(longest, SUM_TILE)),
             block_ranks=16,
@@ -113,14 +115,19 @@ def plan_expand(rows: int, segments: LoraSegments, width: int, dtype: torch.dtyp
             dot=True,
             warps=4,
         )
-    sums = rows <= SUM_ROWS
+    sums = _sums(rows, longest)
     return ExpandPlan(
         block_rows=_power(1, min(longest, SUM_TILE)) if sums else 16,
-        block_columns=min((1024 if sums else 512) // size, _power(16, width)),
+        block_columns=min((1024 if rows <= SUM_ROWS else 512) // size, _power(16, width)),
         block_ranks=16,
         dot=not sums,
         warps=4,
     )
+
+
+def _sums(rows: int, longest: int) -> bool:
+    """Whether products are sums without tensor cores."""
+    return rows <= SUM_ROWS and longest < SHARED_ROWS
 
 
 def _tiles(rows: int, block: int) -> int:
