@@ -285,7 +285,7 @@ def test_heartbeats_and_steps_share_one_numbering() -> None:
     assert [plan.step for plan in worker.plans] == [1, 2]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_any_mix_gives_each_request_its_solo_output(data: st.DataObject) -> None:
     pages = data.draw(st.integers(9, 24))
@@ -358,3 +358,16 @@ def test_without_max_tokens_an_output_fills_what_context_and_arena_leave() -> No
         "base": 8 * BLOCK,
         "a": 4 * BLOCK,
     }
+
+
+@pytest.mark.parametrize(("pages", "slots", "length", "tokens"), [(6, 2, 7, 8), (9, 3, 7, 16)])
+def test_a_preempted_request_waits_for_its_tokens_that_are_under_way(
+    pages: int, slots: int, length: int, tokens: int
+) -> None:
+    engine, _ = make_engine(pages=pages, slots=slots, budget=5, depth=3)
+    asked = prompts(3, length)
+    for i, prompt in enumerate(asked):
+        submit(engine, str(i), prompt, params(tokens))
+    outputs = drive(engine)
+    for i, prompt in enumerate(asked):
+        assert outputs[str(i)] == solo("", prompt, params(tokens))

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Protocol
+
+import numpy as np
 
 
 class PageUse(IntEnum):
@@ -108,11 +110,11 @@ class PagePool:
         """How often the page has been released."""
         return self._generation[page]
 
-    def current(self, pages: Iterable[int], generations: Iterable[int]) -> bool:
+    def current(self, pages: Sequence[int], generations: list[int]) -> bool:
         """Whether a page set is still what it was when it was taken."""
-        return all(
-            self._generation[page] == generation and self._references[page] > 0
-            for page, generation in zip(pages, generations, strict=True)
+        # Asked for every sequence of every step, so without a Python loop over the pages.
+        return list(map(self._generation.__getitem__, pages)) == generations and all(
+            map(self._references.__getitem__, pages)
         )
 
     def check(self, held: dict[int, int], cached: set[int]) -> list[str]:
@@ -122,17 +124,19 @@ class PagePool:
             held: page -> references that running requests and resident adapters say they have.
             cached: pages that the prefix cache keeps for nobody in particular.
         """
-        faults = []
-        free = set(self._free)
-        if len(free) != len(self._free):
-            faults.append("a page stands in the free list twice")
-        for page in range(self.num_pages):
-            wanted, references = held.get(page, 0), self._references[page]
-            if references != wanted:
-                faults.append(f"page {page} has {references} references, its owners say {wanted}")
-            states = (page in free) + (references > 0) + (page in cached and references == 0)
-            if states != 1:
-                faults.append(f"page {page} is {'leaked' if states == 0 else 'in two states'}")
+        references = np.array(self._references)
+        wanted, free, kept = (np.zeros(self.num_pages, np.int64) for _ in range(3))
+        wanted[list(held)] = list(held.values())
+        np.add.at(free, list(self._free), 1)
+        kept[list(cached)] = 1
+        states = (free > 0) + (references > 0) + ((kept > 0) & (references == 0)).astype(np.int64)
+        faults = [f"page {page} stands in the free list twice" for page in np.flatnonzero(free > 1)]
+        for page in np.flatnonzero(references != wanted):
+            faults.append(
+                f"page {page} has {references[page]} references, its owners say {wanted[page]}"
+            )
+        for page in np.flatnonzero(states != 1):
+            faults.append(f"page {page} is {'leaked' if states[page] == 0 else 'in two states'}")
         return faults
 
 

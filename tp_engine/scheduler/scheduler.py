@@ -84,7 +84,8 @@ class Scheduler:
             work.append(self._take(request, rows))
         while self.waiting and budget > 0 and preempted == self.counters.preemptions:
             request = self.waiting[0]
-            if not self._admit(request, budget):
+            # Preempted with tokens under way: only its old slot will know them before the host.
+            if request.pending or not self._admit(request, budget):
                 break
             self.waiting.popleft()
             self.running.append(request)
