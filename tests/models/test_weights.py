@@ -296,6 +296,7 @@ print(json.dumps({"peak": peak - before, "after": anonymous() - before}))
 
 
 LARGEST = 512 * 2048 * 4  # bytes of the largest tensor below
+OWN = 4 * 2**20  # bytes that a process takes on the first use of anything, more or less of them
 
 
 @pytest.fixture(scope="module")
@@ -337,4 +338,4 @@ def test_peak_memory_is_the_shard_and_about_one_tensor(
     assert half > 16 * LARGEST  # else the bound would say little
     assert 0.8 * shard < found["after"] < shard + 4 * LARGEST
     # Quantising a tensor takes several float32 and integer temporaries of its size.
-    assert found["peak"] < shard + (8 if quantize else 2) * LARGEST
+    assert found["peak"] < shard + (8 if quantize else 2) * LARGEST + OWN
