@@ -26,7 +26,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import torch  # noqa: E402 (after the environment and the path)
 
-from launch.bench.report import print_json  # noqa: E402
+from launch.bench.environment import print_json  # noqa: E402
 from launch.demo.model import ensure_model  # noqa: E402
 from tp_engine import LLM, SamplingParams  # noqa: E402
 

@@ -25,7 +25,7 @@ from launch.bench.attention.decode import decode_table
 from launch.bench.attention.prefill import prefill_table
 from launch.bench.attention.small import small_table
 from launch.bench.attention.timing import read_ceiling
-from launch.bench.report import print_json
+from launch.bench.environment import print_json
 
 
 def main() -> int:

@@ -30,10 +30,10 @@ import torch  # noqa: E402 (after the path)
 
 from kernels.lora import LoraSegments, gpu  # noqa: E402
 from kernels.lora.plans import MANY_ROWS  # noqa: E402
+from launch.bench.environment import print_json  # noqa: E402
 from launch.bench.lora_arena import MODULES, Adapters, deal, make_adapters, zipf  # noqa: E402
 from launch.bench.lora_plans import expand_plans, shrink_plans  # noqa: E402
 from launch.bench.lora_step import CHOSEN, Bench, Case, Plans, Step  # noqa: E402
-from launch.bench.report import print_json  # noqa: E402
 
 MARGIN = 2e-2  # of the largest value: two roundings to bfloat16 and its products
 CEILING = 4.3e12  # bytes/s, an H200's large sum

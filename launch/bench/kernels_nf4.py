@@ -17,7 +17,7 @@ from torch.nn.functional import linear as dense_linear
 
 from kernels.nf4.expand import dequantize
 from kernels.nf4.gpu import linear
-from launch.bench.report import print_json
+from launch.bench.environment import print_json
 from launch.bench.tune_nf4 import SHAPES, copies, error_of, microseconds, random_packed
 
 ROWS = (1, 4, 16, 64, 256, 4096)
