@@ -70,6 +70,35 @@ def canonical(w: Weight) -> DenseWeight | NF4Weight:
     return unpack(w) if isinstance(w, PackedNF4) else w
 
 
+def tiles_of(packed: PackedNF4, start: int, stop: int) -> PackedNF4:
+    """Return views of the tiles that hold rows start .. stop, from row start - start % 16 on."""
+    first, end = start // _TILE, -(-stop // _TILE)
+    rows = slice(first * _TILE, end * _TILE)
+    return PackedNF4(
+        words=packed.words[first:end],
+        scales=packed.scales[:, rows],
+        rest=packed.rest[:, rows],
+        rows=min(packed.rows, end * _TILE) - first * _TILE,
+        columns=packed.columns,
+    )
+
+
+def find_code(packed: PackedNF4, row: int, column: int) -> tuple[int, int]:
+    """Return (number of the word in `words`, number of its nibble) of a code."""
+    tile, (r, g) = row // _TILE, divmod(row % _TILE, 8)
+    block, within = divmod(column, BLOCK)
+    o, h, q, b = within // 16, within // 8 % 2, within // 2 % 4, within % 2
+    lane = 4 * g + q
+    return (tile * packed.blocks + block) * 128 + 4 * lane + o, 4 * h + 2 * r + b
+
+
+def find_absmax(packed: PackedNF4, row: int, block: int) -> tuple[int, int]:
+    """Return (number of the word in `scales` and `rest`, number of its half) of an absmax."""
+    tile, (r, g) = row // _TILE, divmod(row % _TILE, 8)
+    pair, half = divmod(block, 2)
+    return pair * packed.scales.shape[1] + tile * _TILE + 2 * g + r, half
+
+
 def join_absmax(packed: PackedNF4) -> Tensor:
     """Return float32 [P, B]."""
     high, low = _unpair(packed.scales), _unpair(packed.rest)
@@ -132,4 +161,7 @@ def _signed(whole: Tensor) -> Tensor:
     return torch.where(whole >= 1 << 31, whole - (1 << 32), whole).to(torch.int32)
 
 
-__all__ = ["COLUMNS", "ROWS", "can_pack", "canonical", "join_absmax", "pack", "unpack"]
+__all__ = [
+    *("COLUMNS", "ROWS", "can_pack", "canonical", "find_absmax", "find_code", "join_absmax"),
+    *("pack", "tiles_of", "unpack"),
+]

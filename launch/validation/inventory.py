@@ -9,9 +9,10 @@ from functools import partial
 from torch import Tensor
 
 from kernels import DenseWeight, NF4Weight, Weight
-from kernels.nf4.packed import canonical
+from kernels.nf4 import PackedNF4
 from launch.validation.entry import TOP, Entry, Kind
-from launch.validation.live import Codes, Copy, LiveError, Packed, Phases, Plain, Scales
+from launch.validation.live import Copy, LiveError, Plain
+from launch.validation.live_nf4 import Codes, Phases, Scales, Shard
 from launch.validation.whole import WholeSource
 from sharding import SITES, LayerCut, ModelDims, RankCut, Span, WeightSlice, weight_slice
 from tp_engine.adapters.targets import module_name
@@ -113,15 +114,14 @@ class _Base:
         part: WeightSlice,
         kind: Kind = Kind.DENSE,
     ) -> Iterator[Entry]:
-        weight = canonical(weight)
-        packed = self._source.is_packed(name, linear=layer != TOP)
-        if packed != isinstance(weight, NF4Weight):
-            found, need = ("NF4", "plain") if isinstance(weight, NF4Weight) else ("plain", "NF4")
+        quantized = self._source.is_packed(name, linear=layer != TOP)
+        if quantized == isinstance(weight, DenseWeight):
+            found, need = ("plain", "NF4") if quantized else ("NF4", "plain")
             raise LiveError(f"{name}: the rank holds a {found} weight, must be {need}")
         if weight.in_features != part.cols.size:
             raise LiveError(f"{name}: {weight.in_features} columns, need {part.cols.size}")
-        if isinstance(weight, NF4Weight):
-            yield from self._packed(name, layer, weight, first, part)
+        if not isinstance(weight, DenseWeight):
+            yield from self._quantized(name, layer, weight, first, part)
         else:
             rows = weight.weight[first : first + part.rows.size]
             yield self._plain(name, kind, layer, rows, part)
@@ -136,25 +136,32 @@ class _Base:
         plain = self._plain(name, Kind.COPY, layer, rows, part)
         return replace(plain, live=Copy(tensor=weight.fast, first=first))
 
-    def _packed(
-        self, name: str, layer: int, weight: NF4Weight, first: int, part: WeightSlice
+    def _quantized(
+        self,
+        name: str,
+        layer: int,
+        weight: NF4Weight | PackedNF4,
+        first: int,
+        part: WeightSlice,
     ) -> Iterator[Entry]:
         whole = self._source.packed(name)
-        if weight.blocksize != whole.blocksize:
+        if isinstance(weight, NF4Weight) and weight.blocksize != whole.blocksize:
             raise LiveError(f"{name}: blocks of {weight.blocksize}, need {whole.blocksize}")
         shape, source, dtype = whole.shape, self._source, self._source.dtype
-        live = Packed(weight=weight, first=first, part=part, width=shape[1])
+        live = Shard(
+            weight=weight, first=first, part=part, width=shape[1], blocksize=whole.blocksize
+        )
         entry = partial(Entry, name=name, layer=layer, shape=shape, part=part)
         yield entry(
-            kind=Kind.CODES, live=Codes(packed=live), whole=lambda r: source.packed(name).codes(r)
+            kind=Kind.CODES, live=Codes(shard=live), whole=lambda r: source.packed(name).codes(r)
         )
         yield entry(
             kind=Kind.ABSMAX,
-            live=Scales(packed=live),
+            live=Scales(shard=live),
             whole=lambda r: source.packed(name).scales(r),
             block=whole.blocksize,
         )
-        if weight.dense is not None:
+        if isinstance(weight, NF4Weight) and weight.dense is not None:
             yield entry(
                 kind=Kind.COPY,
                 live=Copy(tensor=weight.dense, first=first),
@@ -162,7 +169,7 @@ class _Base:
             )
         yield self._phase(name, layer, live, part)
 
-    def _phase(self, name: str, layer: int, live: Packed, part: WeightSlice) -> Entry:
+    def _phase(self, name: str, layer: int, live: Shard, part: WeightSlice) -> Entry:
         """A rank without columns has no use for phases."""
         rows = part.rows if part.cols.size else Span(part.rows.start, part.rows.start)
 
@@ -176,7 +183,7 @@ class _Base:
             layer=layer,
             shape=(self._source.packed(name).shape[0], 1),
             part=WeightSlice(rows=rows, cols=ONE),
-            live=Phases(packed=live),
+            live=Phases(shard=live),
             whole=whole,
             vector=True,
         )

@@ -14,8 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kernels import NF4Weight
-from sharding import Span, WeightSlice, expand
+from sharding import Span
 
 
 class LiveError(ValueError):
@@ -26,18 +25,15 @@ class LiveError(ValueError):
 class Cell:
     """The bits of one element."""
 
-    memory: Tensor
-    """Contiguous, any dtype; shares the rank's memory."""
-    byte: int
-    """First byte of the element."""
-    bits: tuple[int, ...]
-    """Bits that belong to it, counted from the lowest bit of that byte."""
+    bits: tuple[tuple[Tensor, int], ...]
+    """Of each the memory, contiguous, of any dtype, the rank's own, and the number of the bit in
+    it, counted from the lowest bit of its first byte."""
 
     def flip(self, choice: int) -> None:
         """Invert bit ``bits[choice]``; a second time restores it."""
-        at, bit = divmod(self.bits[choice], 8)
-        raw = self.memory.view(-1).view(torch.uint8)
-        raw[self.byte + at] ^= 1 << bit
+        memory, number = self.bits[choice]
+        byte, bit = divmod(number, 8)
+        memory.view(-1).view(torch.uint8)[byte] ^= 1 << bit
 
 
 class Live(Protocol):
@@ -47,15 +43,20 @@ class Live(Protocol):
         """[n, k] on the CPU. Raises `LiveError` when it cannot be found."""
         ...
 
-    def cell(self, row: int, col: int) -> Cell:
-        """The memory of one element."""
+    def cell(self, row: int, col: int) -> Cell | None:
+        """The memory of one element; None, of all elements alike, where it is not known."""
         ...
+
+
+def bits_of(memory: Tensor, first: int, count: int) -> tuple[tuple[Tensor, int], ...]:
+    """``count`` bits of a contiguous tensor."""
+    return tuple((memory, first + i) for i in range(count))
 
 
 def cell_of(memory: Tensor, element: int) -> Cell:
     """An element of a contiguous tensor."""
-    size = memory.dtype.itemsize
-    return Cell(memory=memory, byte=element * size, bits=tuple(range(8 * size)))
+    size = 8 * memory.dtype.itemsize
+    return Cell(bits=bits_of(memory, element * size, size))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -88,91 +89,5 @@ class Copy:
         plain = self.tensor.to_dense() if self.tensor.is_mkldnn else self.tensor
         return plain[self.first + rows.start : self.first + rows.stop].cpu()
 
-    def cell(self, row: int, col: int) -> Cell:
+    def cell(self, row: int, col: int) -> None:
         """Not to be had: the layout is the library's own."""
-        raise LiveError("a copy has no places that are known")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Packed:
-    """The rows of one module in a live NF4 weight, which may hold other modules' rows too."""
-
-    weight: NF4Weight
-    first: int
-    """The module's first row in the weight."""
-    part: WeightSlice
-    """Unsharded rows and columns of the module's slice."""
-    width: int
-    """Columns of the unsharded weight."""
-
-    def phases(self, rows: Span) -> Tensor:
-        """int32 [n]: what the phases of the rows must be; they follow from the slice alone."""
-        row = torch.arange(rows.start, rows.stop) + self.part.rows.start
-        starts = row * self.width + self.part.cols.start
-        return (starts % self.weight.blocksize).to(torch.int32)
-
-    def taken(self, rows: Span) -> Span:
-        """Rows of the weight."""
-        return Span(self.first + rows.start, self.first + rows.stop)
-
-    def rows(self, rows: Span) -> NF4Weight:
-        """A copy of some rows on the CPU, with the right phases: the live ones are compared
-        apart, and wrong ones would lead out of the scales."""
-        taken = self.taken(rows).slice
-        return NF4Weight(
-            codes=self.weight.codes[taken].cpu(),
-            absmax=self.weight.absmax[taken].cpu(),
-            phase=self.phases(rows),
-            columns=self.weight.columns,
-            blocksize=self.weight.blocksize,
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Codes:
-    """The 4-bit codes, uint8 0 to 15."""
-
-    packed: Packed
-
-    def read(self, rows: Span) -> Tensor:
-        """Unpacked."""
-        return expand(self.packed.rows(rows)).codes
-
-    def cell(self, row: int, col: int) -> Cell:
-        """One half of a byte; even columns stand in the high one."""
-        codes = self.packed.weight.codes
-        byte = (self.packed.first + row) * codes.shape[1] + col // 2
-        low = 0 if col % 2 else 4
-        return Cell(memory=codes, byte=byte, bits=tuple(range(low, low + 4)))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Scales:
-    """The absmax of each element."""
-
-    packed: Packed
-
-    def read(self, rows: Span) -> Tensor:
-        """One an element: those of a block are equal."""
-        return expand(self.packed.rows(rows)).absmax
-
-    def cell(self, row: int, col: int) -> Cell:
-        """The absmax of the row's part of the block."""
-        weight = self.packed.weight
-        block = (int(self.packed.phases(Span(row, row + 1))) + col) // weight.blocksize
-        return cell_of(weight.absmax, (self.packed.first + row) * weight.absmax.shape[1] + block)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Phases:
-    """Where each row begins in its block."""
-
-    packed: Packed
-
-    def read(self, rows: Span) -> Tensor:
-        """int32 [n, 1]."""
-        return self.packed.weight.phase[self.packed.taken(rows).slice].cpu()[:, None]
-
-    def cell(self, row: int, col: int) -> Cell:
-        """The row's own."""
-        return cell_of(self.packed.weight.phase, self.packed.first + row)

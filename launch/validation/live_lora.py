@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from launch.validation.live import Cell, LiveError, cell_of
+from launch.validation.live import Cell, LiveError, bits_of, cell_of
 from sharding import SITES, Span
 from tp_engine.runner import Arena
 
@@ -72,8 +72,7 @@ class RankRows:
         """In the arena."""
         which, element = (row, col) if self.side == "A" else (col, row)
         at = int(self._offsets()[which]) + element * self.dtype.itemsize
-        bits = tuple(range(8 * self.dtype.itemsize))
-        return Cell(memory=self.record.arena.memory, byte=at, bits=bits)
+        return Cell(bits=bits_of(self.record.arena.memory, 8 * at, 8 * self.dtype.itemsize))
 
     def _offsets(self) -> Tensor:
         offsets = self.record.offsets(self.layer, self.site, self.side, self.rank)

@@ -17,9 +17,8 @@ from launch.validation.tensors import Parts, find_mismatches
 from sharding import WeightSlice
 from tp_engine.comm import Comm
 
-NEVER = frozenset({Kind.RANK, Kind.COPY})
-"""Not damaged: a wrong LoRA rank rightly shows in A and B of its module too; where an element of a
-copy stands is known to the library that made it alone."""
+NEVER = frozenset({Kind.RANK})
+"""Not damaged: a wrong LoRA rank rightly shows in A and B of its module too."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,20 +85,28 @@ def run_self_test(
     Raises:
         ValueError: there is nothing to damage.
     """
-    places = draw_damages(entries, parts, random.Random(seed), rounds)
+    known = comm.gather_numbers([int(_has_cells(entry)) for entry in entries])
+    places = draw_damages(entries, parts, known, random.Random(seed), rounds)
     done = tuple(_round(comm, entries, damage) for damage in places)
     clean = not _compare(comm, entries)
     return SelfTest(seed=seed, rounds=done, clean=clean)
 
 
 def draw_damages(
-    entries: Sequence[Entry], parts: Parts, draw: random.Random, rounds: int
+    entries: Sequence[Entry],
+    parts: Parts,
+    known: Sequence[Sequence[int]],
+    draw: random.Random,
+    rounds: int,
 ) -> list[Damage]:
-    """Places to damage: the kinds in random order and in turn, so that none is left out."""
+    """Places to damage: the kinds in random order and in turn, so that none is left out.
+
+    ``known`` tells by rank and entry whether the places of its elements are known.
+    """
     by_kind: dict[Kind, list[tuple[int, int]]] = {}
     for rank, held in enumerate(parts):
         for i, (entry, part) in enumerate(zip(entries, held, strict=True)):
-            if part.rows.size * part.cols.size and entry.kind not in NEVER:
+            if known[rank][i] and part.rows.size * part.cols.size and entry.kind not in NEVER:
                 by_kind.setdefault(entry.kind, []).append((i, rank))
     if not by_kind:
         raise ValueError("no tensor to damage")
@@ -110,6 +117,11 @@ def draw_damages(
         i, rank = draw.choice(by_kind[kinds[number % len(kinds)]])
         damages.append(_draw_element(entries[i], parts[rank][i], draw, i, rank))
     return damages
+
+
+def _has_cells(entry: Entry) -> bool:
+    part = entry.part
+    return bool(part.rows.size * part.cols.size) and entry.live.cell(0, 0) is not None
 
 
 def _draw_element(
@@ -156,6 +168,7 @@ def _flip(comm: Comm, entry: Entry, damage: Damage) -> None:
     if comm.rank == damage.rank:
         part = entry.part
         cell = entry.live.cell(damage.row - part.rows.start, damage.col - part.cols.start)
+        assert cell is not None
         cell.flip(damage.bit % len(cell.bits))
 
 

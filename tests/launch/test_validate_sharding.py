@@ -16,6 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernels.nf4 import PackedNF4, gpu
 from launch.demo.cache import cache_root
 from launch.validation import run
 from launch.validation.batch import Batch
@@ -194,8 +195,38 @@ def test_every_kind_of_damage_is_named_at_world_size_1(
     test = run_self_test(comm, entries, parts, seed=3, rounds=60)
     assert test.ok, [each for each in test.rounds if not each.ok]
     assert {each.kind for each in test.rounds} == {
-        kind for kind in Kind if kind not in (*NEVER, Kind.HEAD, Kind.DENSE)
+        kind for kind in Kind if kind not in (*NEVER, Kind.HEAD, Kind.DENSE, Kind.COPY)
     }
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_every_kind_of_damage_is_named_in_weights_packed_for_the_gpu(
+    world: int, tmp_path: Path
+) -> None:
+    """Widths of whole blocks, rows that are no multiple of a tile."""
+    sizes = {"hidden_size": 192, "intermediate_size": 320, "vocab_size": 200, "head_dim": 24}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 2}
+    model = make_checkpoint(tmp_path, "llama", nf4=True, **sizes, **heads)
+    spec, comm = ModelSpec.from_directory(model), Comm.alone(CPU)
+    cut = cut_model(spec.dims(), world)[-1]
+    weights = load_weights(spec, model, cut, dtype=torch.bfloat16, device=CPU)
+    for i, layer in enumerate(weights.layers):
+        weights.layers[i] = dataclasses.replace(
+            layer,
+            qkv=tuple(gpu.prepare(w, torch.bfloat16) for w in layer.qkv),
+            gate_up=tuple(gpu.prepare(w, torch.bfloat16) for w in layer.gate_up),
+            down=gpu.prepare(layer.down, torch.bfloat16),
+        )
+    with Checkpoint.open(model) as checkpoint:
+        source = WholeSource(checkpoint, torch.bfloat16, quantize=False)
+        entries = base_entries(weights, cut, spec.dims(), source, tied=spec.tie_word_embeddings)
+        quantized = [entry for entry in entries if "NF4" in entry.kind]
+        assert sum(isinstance(entry.live.shard.weight, PackedNF4) for entry in quantized) >= 24
+        test = run_self_test(
+            comm, quantized, [[entry.part for entry in quantized]], seed=world, rounds=60
+        )
+    assert test.ok, [each for each in test.rounds if not each.ok]
+    assert {Kind.CODES, Kind.ABSMAX} <= {each.kind for each in test.rounds}
 
 
 class Blind:
