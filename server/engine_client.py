@@ -29,6 +29,7 @@ from tp_engine.messages import (
     Stats,
     Submit,
     ToEngine,
+    ToFrontEnd,
     decode_to_front_end,
     encode,
 )
@@ -36,7 +37,7 @@ from tp_engine.messages import (
 logger = logging.getLogger(__name__)
 
 _BURST = 32
-"""Messages handled in a row at most."""
+"""Steps' messages handled in a row at most."""
 
 
 class EngineClient:
@@ -158,7 +159,8 @@ class EngineClient:
     async def _read(self) -> None:
         try:
             for number in itertools.count():
-                self._handle(await self._pull.recv())
+                for message in decode_to_front_end(await self._pull.recv()):
+                    self._handle(message)
                 # A receive that need not wait does not yield: let the streams have their turn.
                 if number % _BURST == 0:
                     await asyncio.sleep(0)
@@ -166,8 +168,7 @@ class EngineClient:
             logger.exception("cannot go on reading from the engine")
             self.engine_died(f"unreadable message from the engine: {type(error).__name__}")
 
-    def _handle(self, data: bytes) -> None:
-        message = decode_to_front_end(data)
+    def _handle(self, message: ToFrontEnd) -> None:
         if isinstance(message, Failed) and message.code == "engine_dead":
             self.engine_died(message.message)
             return

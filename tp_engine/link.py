@@ -10,15 +10,15 @@ import os
 import shutil
 import tempfile
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 import zmq
 
-from tp_engine.messages import Message, ToEngine, decode_to_engine, encode
+from tp_engine.messages import Message, ToEngine, decode_to_engine, encode_all
 
-MAX_UNSENT = 100_000
-"""Messages that may wait for the front end."""
+MAX_UNSENT = 10_000
+"""Sends that may wait for the front end; a step is one."""
 _LONGEST_NAME = "to-front-end"
 
 
@@ -41,16 +41,17 @@ class FrontEndLink:
         self._push.bind(self.to_front_end)
         self._unsent: deque[bytes] = deque()
 
-    def send(self, messages: Iterable[Message]) -> None:
+    def send(self, messages: Sequence[Message]) -> None:
         """Hand messages over without waiting; what the front end cannot take yet is kept.
 
         Raises:
-            FrontEndGone: more than `MAX_UNSENT` messages wait for it.
+            FrontEndGone: more than `MAX_UNSENT` sends wait for it.
         """
-        self._unsent.extend(encode(message) for message in messages)
+        if messages:
+            self._unsent.append(encode_all(messages))
         self._flush()
         if len(self._unsent) > MAX_UNSENT:
-            raise FrontEndGone(f"the front end does not take its {len(self._unsent)} messages")
+            raise FrontEndGone(f"the front end has not taken the last {len(self._unsent)} sends")
 
     def _flush(self) -> None:
         while self._unsent:

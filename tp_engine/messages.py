@@ -1,10 +1,13 @@
 """Typed messages between the HTTP front end and the engine on rank 0.
 
-Both directions are msgpack of one tagged union each, over a local ZeroMQ socket pair. The front
-end holds the tokenizer: the engine sees token ids only.
+Both directions are msgpack of one tagged union each, over a local ZeroMQ socket pair; the engine
+sends what a step gave as one list. The front end holds the tokenizer: the engine sees token ids
+only.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import msgspec
 
@@ -140,12 +143,17 @@ ToFrontEnd = Phase | Ready | Output | Failed | Stats | Draining
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)
-_to_front_end = msgspec.msgpack.Decoder(ToFrontEnd)
+_to_front_end = msgspec.msgpack.Decoder(list[ToFrontEnd])
 
 
-def encode(message: Message) -> bytes:
-    """Encode one message of either direction."""
+def encode(message: ToEngine) -> bytes:
+    """Encode one message of the front end."""
     return _encoder.encode(message)
+
+
+def encode_all(messages: Sequence[Message]) -> bytes:
+    """Encode messages of the engine that travel together, in order."""
+    return _encoder.encode(messages)
 
 
 def decode_to_engine(data: bytes) -> ToEngine:
@@ -153,6 +161,6 @@ def decode_to_engine(data: bytes) -> ToEngine:
     return _to_engine.decode(data)
 
 
-def decode_to_front_end(data: bytes) -> ToFrontEnd:
-    """Decode what the engine sent. Raises ``msgspec.ValidationError`` on anything else."""
+def decode_to_front_end(data: bytes) -> list[ToFrontEnd]:
+    """Decode what the engine sent together. Raises ``msgspec.ValidationError`` on anything else."""
     return _to_front_end.decode(data)

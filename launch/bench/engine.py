@@ -1,10 +1,12 @@
 """Decode steps and prefill of the offline engine at the shapes of a large model.
 
-    python launch/bench/engine.py [--shapes llama-3.1-8b] [--quantize nf4] [--lora-rank 16]
+    python launch/bench/engine.py [--quantize nf4] [--decode 1x0,256x64] [--profile sums]
 
-Random weights, one LoRA rank on all seven linears, prompts of 128 tokens. A decode step is the
-wall time between steps while all requests decode, planning and sampling included; prefill counts
-the prompt tokens of 32 prompts of 2048.
+Random weights, one LoRA rank on all seven linears, prompts of 128 tokens. A case of ``--decode`` is
+``BATCHxADAPTERS``; its step is the wall time between steps while all requests decode, planning and
+sampling included. Prefill counts the prompt tokens of 32 prompts of 2048. ``--profile sums`` adds
+the time of each kernel in a step, ``--profile range`` marks a few steps of each case for ``ncu
+--profile-from-start off --graph-profiling node``.
 """
 
 from __future__ import annotations
@@ -29,12 +31,16 @@ from launch.bench.shapes import (  # noqa: E402
     register_copies,
     write_config,
 )
+from launch.bench.step_profile import mark_steps, profile_steps, table  # noqa: E402
 from tp_engine import LLM, SamplingParams  # noqa: E402
 from tp_engine.engine import Engine  # noqa: E402
 from tp_engine.messages import Submit  # noqa: E402
 
 PROMPT_TOKENS = 128
 WARM_STEPS = 8
+PROFILED_STEPS = 8
+MARKED_STEPS = 2
+CASES = "1x0,1x1,32x0,32x1,32x32,64x0,64x32,128x0,128x1,128x64,256x0,256x1,256x64"
 
 
 def submit(engine: Engine, count: int, length: int, tokens: int, digests: list[str]) -> None:
@@ -46,21 +52,32 @@ def submit(engine: Engine, count: int, length: int, tokens: int, digests: list[s
         engine.submit(message, digests[i % len(digests)])
 
 
-def decode_ms(engine: Engine, batch: int, digests: list[str], steps: int) -> float:
-    """Milliseconds between decode steps of ``batch`` requests."""
+def start_decoding(engine: Engine, batch: int, digests: list[str], steps: int) -> None:
+    """Bring ``batch`` requests so far that at least ``steps`` steps decode all of them."""
     submit(engine, batch, PROMPT_TOKENS, steps + 2 * WARM_STEPS + 64, digests)
     while len(engine.scheduler.running) < batch or any(
         request.output_len < WARM_STEPS for request in engine.scheduler.running
     ):
         engine.step()
+    _settle()
+
+
+def abort_all(engine: Engine) -> None:
+    """End every request, and the step that is under way."""
+    for request_id in list(engine.requests):
+        engine.abort(request_id)
+    engine.step()
+
+
+def decode_ms(engine: Engine, batch: int, digests: list[str], steps: int) -> float:
+    """Milliseconds between decode steps of ``batch`` requests."""
+    start_decoding(engine, batch, digests, steps)
     start = time.perf_counter()
     for _ in range(steps):
         engine.step()
     _settle()
     elapsed = time.perf_counter() - start
-    for request_id in list(engine.requests):
-        engine.abort(request_id)
-    engine.step()
+    abort_all(engine)
     return 1000 * elapsed / steps
 
 
@@ -80,30 +97,69 @@ def _settle() -> None:
         torch.cuda.synchronize()
 
 
+def measure_decode(
+    engine: Engine, case: tuple[int, int], adapters: list[str], arguments: argparse.Namespace
+) -> dict[str, Any]:
+    """One decode case: its step in milliseconds, and with ``--profile sums`` the kernels' share."""
+    batch, count = case
+    digests = adapters[:count] or [""]
+    step_ms = decode_ms(engine, batch, digests, arguments.steps)
+    print(f"batch {batch}, {count} adapters{step_ms:12.3f} ms", file=sys.stderr)
+    results: dict[str, Any] = {
+        "ms": round(step_ms, 3),
+        "tokens_per_s": round(1000 * batch / step_ms),
+    }
+    if arguments.profile is not None:
+        start_decoding(engine, batch, digests, PROFILED_STEPS)
+        if arguments.profile == "range":
+            mark_steps(engine.step, MARKED_STEPS)
+        else:
+            found = profile_steps(engine.step, PROFILED_STEPS)
+            print(table(found, step_ms), file=sys.stderr)
+            results["kernel_ms"] = round(found.kernel_sum, 3)
+            results["kernel_share"] = round(found.kernel_sum / step_ms, 3)
+        abort_all(engine)
+    return results
+
+
 def measure(llm: LLM, arguments: argparse.Namespace) -> dict[str, Any]:
     """All cases of the command line."""
     engine = llm.engine
     assert engine is not None
     revision = random_revision(llm.rank.dims, arguments.lora_rank, seed=0)
-    adapters = register_copies(llm.rank, engine, revision, max(arguments.adapters))
+    wanted = [count for _, count in arguments.decode] + arguments.prefill_adapters
+    adapters = register_copies(llm.rank, engine, revision, max(wanted, default=0))
+    start = time.perf_counter()
     engine.warm_up()
-    results: dict[str, Any] = {"decode_ms": {}, "prefill_tokens_per_s": {}}
-    for batch in arguments.batch:
-        for count in arguments.adapters:
-            if count > batch:
-                continue
-            digests = adapters[:count] or [""]
-            name = f"batch {batch}, {count} adapters"
-            results["decode_ms"][name] = round(
-                decode_ms(engine, batch, digests, arguments.steps), 3
-            )
-            print(f"{name:28}{results['decode_ms'][name]:9.3f} ms", file=sys.stderr)
+    results: dict[str, Any] = {"warm_up_s": round(time.perf_counter() - start, 1)}
+    results["decode"] = {
+        f"{case[0]}x{case[1]}": measure_decode(engine, case, adapters, arguments)
+        for case in arguments.decode
+    }
+    results["prefill_tokens_per_s"] = {}
     for count in arguments.prefill_adapters:
         digests = adapters[:count] or [""]
         speed = prefill_tokens_per_s(engine, digests, arguments.prompts, arguments.prompt_length)
         results["prefill_tokens_per_s"][f"{count} adapters"] = round(speed)
         print(f"prefill, {count} adapters{speed:15.0f} tokens/s", file=sys.stderr)
     return results
+
+
+def decode_cases(text: str) -> list[tuple[int, int]]:
+    """Batch and number of adapters of cases such as ``1x0,256x64``.
+
+    Raises:
+        argparse.ArgumentTypeError: one isn't of that form, or has more adapters than requests.
+    """
+    cases = []
+    for case in filter(None, text.split(",")):
+        batch, cross, count = case.partition("x")
+        if not (cross and batch.isdecimal() and count.isdecimal() and int(count) <= int(batch)):
+            raise argparse.ArgumentTypeError(
+                f"{case!r} is not allowed: BATCHxADAPTERS, with at most BATCH adapters"
+            )
+        cases.append((int(batch), int(count)))
+    return cases
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -113,13 +169,13 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quantize", choices=["nf4"])
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--lora-rank", type=int, default=16)
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 32, 128, 256])
-    parser.add_argument("--adapters", type=int, nargs="+", default=[0, 1, 32, 64])
+    parser.add_argument("--decode", type=decode_cases, default=CASES, metavar="CASE,CASE")
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--prompt-length", type=int, default=2048)
     parser.add_argument("--prefill-adapters", type=int, nargs="*", default=[0, 32])
     parser.add_argument("--enforce-eager", action="store_true")
+    parser.add_argument("--profile", choices=["sums", "range"])
     return parser.parse_args(argv)
 
 
@@ -133,7 +189,7 @@ def main() -> None:
             quantize=arguments.quantize,
             dtype=arguments.dtype,
             max_model_len=4096,
-            max_num_seqs=max(arguments.batch),
+            max_num_seqs=max((batch for batch, _ in arguments.decode), default=arguments.prompts),
             enable_prefix_caching=False,
             enforce_eager=arguments.enforce_eager,
         )

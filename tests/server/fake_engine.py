@@ -21,7 +21,7 @@ from tp_engine.messages import (
     Submit,
     TokenLogprobs,
     decode_to_engine,
-    encode,
+    encode_all,
 )
 
 MODELS = [
@@ -75,7 +75,7 @@ class FakeEngine:
         self._context.term()
 
     async def send(self, message: Message) -> None:
-        await self._push.send(encode(message))
+        await self._push.send(encode_all([message]))
 
     async def announce(self) -> None:
         await self.send(
