@@ -138,6 +138,7 @@ class MadeUpEngine(threading.Thread):
         self._streams = streams
         self._tokens = tokens
         self._pause = pause
+        self.stopping = threading.Event()
         self.sent: list[float] = []
         """When the tokens of each step were sent."""
 
@@ -152,7 +153,7 @@ class MadeUpEngine(threading.Thread):
             time.sleep(max(0.0, due - time.perf_counter()))
             self.sent.append(time.perf_counter())
             self._link.send([self._output(submit, i, step) for i, submit in enumerate(submits)])
-        for _ in range(100):
+        while not self.stopping.is_set():
             self._link.receive(0.05)  # also sends what could not be sent
 
     def _output(self, submit: Submit, stream: int, step: int) -> Output:
@@ -213,6 +214,8 @@ def measure(arguments: argparse.Namespace, directory: Path) -> dict[str, Any]:
         # One after the other, so that the engine numbers them as this list does.
         answers = [open_stream(port, tokens, chat=arguments.chat) for _ in range(streams)]
         read_at, seconds = follow(answers, process)
+        engine.stopping.set()
+        engine.join()
     texts = [[text for text in answer.texts() if text] for answer in answers]
     expected = [[f" w{word(i, step) - 256:x}" for step in range(tokens)] for i in range(streams)]
     if sorted(texts) != sorted(expected):

@@ -54,8 +54,7 @@ class Job:
         ]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Delta:
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
     """What one step adds to output ``index``."""
 
     index: int

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from tp_engine.messages import TokenLogprobs
 from tp_engine.text.detokenizer import Detokenizer
@@ -12,8 +13,7 @@ from tp_engine.text.stop import StopMatcher
 from tp_engine.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True, kw_only=True):
     """One token whose text has been released."""
 
     logprobs: TokenLogprobs
@@ -21,8 +21,7 @@ class Piece:
     """Characters of the output before it; a token inside a character has that character's."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TextDelta:
+class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
     """What one step adds to an output."""
 
     text: str

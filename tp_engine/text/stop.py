@@ -23,7 +23,7 @@ class StopMatcher:
 
         Once `matched` is set the text has ended: further text is dropped.
         """
-        return self._advance(text, final=False)
+        return self._advance(text, final=False) if self._stops else text
 
     def flush(self) -> str:
         """Return what is held back; the text has ended."""
