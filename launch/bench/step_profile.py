@@ -51,7 +51,7 @@ def profile_steps(step: Callable[[], object], steps: int) -> StepProfile:
     launches = [
         Launch(name=event.name, start=event.time_range.start, end=event.time_range.end)
         for event in profiler.events() or ()
-        if event.device_type == torch.autograd.DeviceType.CUDA
+        if event.device_type == torch._C._autograd.DeviceType.CUDA
     ]
     return summarise(launches, steps)
 
