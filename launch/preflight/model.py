@@ -12,8 +12,12 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _LFS_POINTER = b"version https://git-lfs"
 
 
-def check_model_directory(directory: Path) -> None:
+def check_model_directory(directory: Path, *, weights: bool = True) -> None:
     """Check that config, tokenizer and every safetensors file are there and are real files.
+
+    Args:
+        directory: of the model.
+        weights: whether weights are read from it; random ones need no files.
 
     Raises:
         PreflightError: naming the directory and what is missing.
@@ -29,7 +33,7 @@ def check_model_directory(directory: Path) -> None:
             f"{directory} has no tokenizer (none of {', '.join(_TOKENIZERS)}): copy the base "
             f"model's tokenizer files there"
         )
-    for path in _weight_files(directory):
+    for path in _weight_files(directory) if weights else ():
         _check_weight_file(path)
 
 

@@ -82,7 +82,7 @@ class Lead:
             log.warning("%s", warning)
         check_port(config.host, config.port)
         directory = download_model(config.engine)
-        check_model_directory(directory)
+        check_model_directory(directory, weights=config.engine.load_format == "safetensors")
         ModelSpec.from_directory(directory)
         self._link = FrontEndLink()  # not before: from here on there are files to remove
         settings = FrontEndSettings(

@@ -142,6 +142,13 @@ def test_a_complete_directory_passes_with_or_without_an_index(model: Path) -> No
     check_model_directory(model)
 
 
+def test_random_weights_need_no_files(model: Path) -> None:
+    for path in model.glob("*.safetensors*"):
+        path.unlink()
+    assert "no weights at all" in refusal(model)
+    check_model_directory(model, weights=False)
+
+
 def test_what_is_missing_in_a_directory_is_named(model: Path) -> None:
     (model / "model-00002-of-00002.safetensors").unlink()
     assert "model-00002-of-00002.safetensors is listed in the index" in refusal(model)

@@ -1,0 +1,1 @@
+"""HTTP load: which requests come when, the clients that send them, and what they saw."""
