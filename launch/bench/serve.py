@@ -194,8 +194,8 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 1
     print(table(results), file=sys.stderr)
-    kept = ("shapes", "adapters", "lora_rank", "ranks", "streams", "rate", "cv", "popularity")
-    kept = (*kept, "alpha", "prompt_tokens", "output_tokens", "url")
+    kept = ["shapes", "adapters", "lora_rank", "ranks", "streams", "rate", "cv", "popularity"]
+    kept += ["alpha", "prompt_tokens", "output_tokens", "url"]
     settings = {name: getattr(arguments, name) for name in kept}
     print_json("serve", {**settings, "options": options, **results})
     return 0
