@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+GAPS_SHOWN = 6
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
@@ -28,11 +30,22 @@ class KernelSum:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Gap:
+    """Time between two kernels in which nothing ran, in microseconds a step."""
+
+    before: str
+    after: str
+    total: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepProfile:
     """A mean step, in milliseconds."""
 
     kernels: list[KernelSum]
     """The longest first."""
+    gaps: list[Gap]
+    """The longest first; summed up by pair of kernels."""
     kernel_sum: float
     busy: float
     """Time in which anything ran; less than the sum where launches overlap."""
@@ -77,18 +90,25 @@ def summarise(launches: Iterable[Launch], steps: int) -> StepProfile:
         raise ValueError("launches: none were recorded; the profiler needs a CUDA device")
     counts: dict[str, int] = defaultdict(int)
     totals: dict[str, float] = defaultdict(float)
-    busy, until = 0.0, ordered[0].start
+    idle: dict[tuple[str, str], float] = defaultdict(float)
+    busy, until, last = 0.0, ordered[0].start, ""
     for launch in ordered:
+        idle[last, launch.name] += max(0.0, launch.start - until)
         counts[launch.name] += 1
         totals[launch.name] += launch.end - launch.start
         busy += max(0.0, launch.end - max(launch.start, until))
-        until = max(until, launch.end)
+        if launch.end >= until:
+            until, last = launch.end, launch.name
     kernels = [
         KernelSum(name=name, launches=counts[name] / steps, total=total / steps)
         for name, total in sorted(totals.items(), key=lambda item: -item[1])
     ]
     return StepProfile(
         kernels=kernels,
+        gaps=[
+            Gap(before=before, after=after, total=total / steps)
+            for (before, after), total in sorted(idle.items(), key=lambda item: -item[1])
+        ],
         kernel_sum=sum(totals.values()) / steps / 1000,
         busy=busy / steps / 1000,
         span=(until - ordered[0].start) / steps / 1000,
@@ -105,5 +125,9 @@ def table(profile: StepProfile, step_ms: float, shown: int = 16) -> str:
         f"  {k.total / 1000:8.3f} ms {k.launches:7.1f} x {k.total / k.launches:8.2f} us  "
         f"{k.name[:90]}"
         for k in profile.kernels[:shown]
+    ]
+    lines += [
+        f"  idle {gap.total:8.2f} us between {gap.before[:50]} and {gap.after[:50]}"
+        for gap in profile.gaps[:GAPS_SHOWN]
     ]
     return "\n".join(lines)

@@ -26,6 +26,8 @@ def test_sums_are_by_kernel_a_step_and_overlap_counts_once_as_busy() -> None:
     assert found.busy == pytest.approx(85 / 2 / 1000)
     assert found.span == pytest.approx(100 / 2 / 1000)
     assert "0.910 of the step" in table(found, step_ms=0.05)
+    idle = {(gap.before, gap.after): gap.total for gap in found.gaps}
+    assert idle["a", "b"] == pytest.approx(15 / 2) and sum(idle.values()) == pytest.approx(15 / 2)
 
 
 def test_nothing_recorded_is_an_error() -> None:
