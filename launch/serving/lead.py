@@ -26,6 +26,7 @@ from server.settings import FrontEndSettings
 from sharding import cut_table
 from tp_engine.adapters import AdapterRegistry
 from tp_engine.engine import Engine
+from tp_engine.garbage import freeze_objects
 from tp_engine.hub import download_model
 from tp_engine.link import FrontEndGone, FrontEndLink
 from tp_engine.liveness import Liveness, Watchdog
@@ -134,6 +135,7 @@ class Lead:
             hand_out_adapters(rank, engine, registry)
         with phases.phase("warm up"):
             engine.warm_up()
+        freeze_objects()
         engine.control(PlanKind.RETURN)
         serving_signals(self._stop.handle)
         # Later than the others: who waits for a rank that hangs lets it tell so itself.
