@@ -1,0 +1,356 @@
+"""The adapter store: what it keeps, what it refuses, and what a kill at any moment leaves."""
+
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.helpers.tiny_models import make_peft_adapter
+from tp_engine.adapters import AdapterError, AdapterRevision, read_adapter
+from tp_engine.adapters.store import AdapterStore, Alias, RevisionState, StoreError
+from tp_engine.adapters.store.index import StoreIndex
+from tp_engine.models.spec import ModelSpec
+
+Read = Callable[[Path], AdapterRevision]
+
+
+@pytest.fixture(scope="module")
+def read(spec: ModelSpec) -> Read:
+    return lambda directory: read_adapter(directory, spec)
+
+
+@pytest.fixture(scope="module")
+def adapters(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    root = tmp_path_factory.mktemp("adapters")
+    patterns = {"q_proj": 3}
+    return [
+        make_peft_adapter(root / "a", model_dir, r=2, seed=1, rank_pattern=patterns, rslora=True),
+        make_peft_adapter(root / "b", model_dir, r=4, seed=2, targets=["v_proj"]),
+    ]
+
+
+def open_store(root: Path) -> AdapterStore:
+    return AdapterStore(root, base_digest="base", architecture="LlamaForCausalLM", vocab_size=128)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[AdapterStore]:
+    opened = open_store(tmp_path / "store")
+    yield opened
+    opened.close()
+
+
+def test_a_manifest_tells_what_the_files_hold(
+    store: AdapterStore, adapters: list[Path], read: Read
+) -> None:
+    revision, row = store.add(adapters[0], read)
+    manifest = row.manifest
+    assert row.state is RevisionState.READY and manifest.digest == revision.digest
+    assert (manifest.base_digest, manifest.architecture, manifest.vocab_size) == (
+        *("base", "LlamaForCausalLM", 128),
+    )
+    entry = manifest.modules["model.layers.1.self_attn.q_proj"]
+    assert (entry.rank, entry.a, entry.b) == (3, (3, 64), (64, 3))
+    module = revision.modules[1, 0]
+    assert entry.scale == module.scale and entry.dtype == str(module.a.dtype).split(".")[1]
+    assert manifest.applied == manifest.expected == len(manifest.modules) == 14
+    assert manifest.tensor_bytes == revision.nbytes < manifest.file_bytes
+    assert manifest.source == str(adapters[0])
+    kept = read(store.directory(revision.digest))
+    assert kept.digest == revision.digest
+    decoded = msgspec.json.decode(msgspec.json.encode(manifest), type=type(manifest))
+    assert decoded == manifest
+
+
+def test_everything_is_there_after_a_restart(
+    tmp_path: Path, adapters: list[Path], read: Read
+) -> None:
+    store = open_store(tmp_path)
+    digests = [store.add(path, read)[0].digest for path in adapters]
+    store.promote("x", digests[0])
+    store.promote("x", digests[1])
+    store.promote("y", digests[1])
+    store.pin("y", True)
+    before = store.revisions(), store.aliases(), store.moves("x")
+    store.close()
+    store = open_store(tmp_path)
+    assert (store.revisions(), store.aliases(), store.moves("x")) == before
+    assert store.alias("y") == Alias(name="y", digest=digests[1], pinned=True)
+    assert [row.manifest.digest for row in store.revisions()] == sorted(digests)
+    page = store.revisions(after=min(digests), limit=1)
+    assert [row.manifest.digest for row in page] == [max(digests)]
+    store.close()
+
+
+def test_names_move_and_are_rolled_back_move_by_move(
+    store: AdapterStore, adapters: list[Path], read: Read
+) -> None:
+    a, b = (store.add(path, read)[0].digest for path in adapters)
+    for digest in (a, b, a):
+        store.promote("x", digest)
+    assert [move.digest for move in store.moves("x")] == [a, b, a]
+    assert store.roll_back("x").digest == b
+    assert store.roll_back("x").digest == a
+    with pytest.raises(StoreError, match="'x' has no earlier revision"):
+        store.roll_back("x")
+    assert store.alias("x").digest == a
+
+
+def test_a_name_never_moves_to_a_revision_that_cannot_be_served(
+    store: AdapterStore, adapters: list[Path], read: Read
+) -> None:
+    a, b = (store.add(path, read)[0].digest for path in adapters)
+    store.promote("x", a)
+    store.promote("x", b)
+    store.drain(a)
+    moves: list[Callable[[], Alias]] = [
+        lambda: store.promote("x", a),
+        lambda: store.roll_back("x"),
+    ]
+    for move in moves:
+        with pytest.raises(StoreError, match=f"revision {a} is draining"):
+            move()
+    with pytest.raises(StoreError, match="'nope' is not registered"):
+        store.promote("x", "nope")
+    assert store.alias("x").digest == b
+
+
+def test_a_revision_is_removed_only_when_no_name_means_it(
+    store: AdapterStore, adapters: list[Path], read: Read
+) -> None:
+    a, b = (store.add(path, read)[0].digest for path in adapters)
+    store.promote("x", a)
+    with pytest.raises(StoreError, match="is what 'x' means") as refused:
+        store.remove(a)
+    assert refused.value.code == "in_use"
+    directory = store.directory(a)
+    store.promote("x", b)
+    store.remove(a)
+    assert not directory.exists() and [row.manifest.digest for row in store.revisions()] == [b]
+    with pytest.raises(StoreError, match="no earlier revision"):
+        store.roll_back("x")
+    assert store.unname("x").digest == b
+    with pytest.raises(StoreError, match="'x' is not registered"):
+        store.unname("x")
+
+
+def test_what_is_refused_leaves_nothing(store: AdapterStore, tmp_path: Path, read: Read) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "adapter_config.json").write_text("{}")
+    (broken / "adapter_model.safetensors").write_bytes(b"")
+    with pytest.raises(AdapterError):
+        store.add(broken, read)
+    with pytest.raises(FileNotFoundError):
+        store.add(tmp_path / "nothing", read)
+    assert not store.revisions()
+    assert not [*(tmp_path / "store" / "incoming").iterdir()]
+    assert not [*(tmp_path / "store" / "revisions").iterdir()]
+
+
+def test_what_was_checked_is_what_is_kept(
+    store: AdapterStore, tmp_path: Path, adapters: list[Path], read: Read
+) -> None:
+    moving = tmp_path / "moving"
+    shutil.copytree(adapters[0], moving)
+
+    def read_while_it_changes(directory: Path) -> AdapterRevision:
+        revision = read(directory)
+        shutil.copytree(adapters[1], moving, dirs_exist_ok=True)
+        return revision
+
+    revision, _ = store.add(moving, read_while_it_changes)
+    assert read(store.directory(revision.digest)).digest == revision.digest
+
+
+def test_the_same_content_is_kept_once(
+    store: AdapterStore, tmp_path: Path, adapters: list[Path], read: Read
+) -> None:
+    copied = tmp_path / "copied"
+    shutil.copytree(adapters[0], copied)
+    config = json.loads((copied / "adapter_config.json").read_text())
+    (copied / "adapter_config.json").write_text(json.dumps({**config, "inference_mode": False}))
+    rows = [store.add(path, read)[1] for path in (adapters[0], copied)]
+    assert rows[0] == rows[1] and len(store.revisions()) == 1
+
+
+@pytest.mark.parametrize("damage", ["bits", "short", "gone"])
+def test_damaged_files_are_found_and_can_be_registered_again(
+    damage: str, tmp_path: Path, adapters: list[Path], read: Read
+) -> None:
+    store = open_store(tmp_path)
+    digest = store.add(adapters[0], read)[0].digest
+    store.promote("x", digest)
+    file = store.directory(digest) / "adapter_model.safetensors"
+    content = file.read_bytes()
+    if damage == "gone":
+        file.unlink()
+    else:
+        bad = content[:-1] + bytes([content[-1] ^ 1]) if damage == "bits" else content[:-2]
+        file.write_bytes(bad)
+    store.close()
+    store = open_store(tmp_path)
+    with pytest.raises(StoreError) as refused:
+        store.directory(digest)
+    assert refused.value.code == ("damaged" if damage == "bits" else "not_ready")
+    assert store.revision(digest).state is RevisionState.FAILED
+    store.add(adapters[0], read)
+    assert (store.directory(digest) / file.name).read_bytes() == content
+    assert store.alias("x").digest == digest
+    store.close()
+
+
+def test_many_threads_leave_one_past(store: AdapterStore, adapters: list[Path], read: Read) -> None:
+    digests = [store.add(path, read)[0].digest for path in adapters]
+    done: list[str] = []
+
+    def work(seed: int) -> None:
+        for turn in range(20):
+            store.promote("x", digests[(seed + turn) % 2])
+            store.add(adapters[turn % 2], read)
+            try:
+                done.append(store.roll_back("x").digest)
+            except StoreError as error:
+                assert error.code == "nothing_before"
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(store.moves("x")) == 80 - len(done)
+    assert store.moves("x")[0].digest == store.alias("x").digest
+
+
+def test_another_versions_index_is_refused(tmp_path: Path) -> None:
+    open_store(tmp_path).close()
+    with sqlite3.connect(tmp_path / "index.sqlite") as db:
+        db.execute("PRAGMA user_version = 99")
+    db.close()
+    with pytest.raises(ValueError, match="schema version 99; this program reads 1"):
+        open_store(tmp_path)
+
+
+# --- killed at every step ------------------------------------------------------------------------
+
+
+def life(root: Path, adapters: list[Path], revisions: list[AdapterRevision], say: int) -> None:
+    """Everything that a store does; each acknowledgement is one line on a pipe."""
+    store = open_store(root)
+    by_path = dict(zip(adapters, revisions, strict=True))
+    steps: list[tuple[str, Callable[[], object]]] = [
+        *((f"add {i}", lambda path=p: store.add(path, lambda _: by_path[path]))
+          for i, p in enumerate(adapters)),
+        ("x is 0", lambda: store.promote("x", revisions[0].digest)),
+        ("x is 1", lambda: store.promote("x", revisions[1].digest)),
+        ("x is back", lambda: store.roll_back("x")),
+        ("drain 1", lambda: store.drain(revisions[1].digest)),
+        ("remove 1", lambda: store.remove(revisions[1].digest)),
+        ("add 1 again", lambda: store.add(adapters[1], lambda _: revisions[1])),
+        ("x is 1 again", lambda: store.promote("x", revisions[1].digest)),
+        ("unname", lambda: store.unname("x")),
+    ]  # fmt: skip
+    for name, step in steps:
+        step()
+        os.write(say, f"{name}\n".encode())
+    store.close()
+
+
+def kill_at(count: int) -> None:
+    """Let this process be killed before its ``count``-th change of the disk."""
+    left = count
+
+    def tick(*_: object) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def before(function: Callable[..., object]) -> Callable[..., object]:
+        def called(*arguments: object, **options: object) -> object:
+            tick()
+            return function(*arguments, **options)
+
+        return called
+
+    os.fsync = before(os.fsync)  # type: ignore[assignment]
+    os.rename = before(os.rename)  # type: ignore[assignment]
+    os.unlink = before(os.unlink)  # type: ignore[assignment]
+    os.mkdir = before(os.mkdir)  # type: ignore[assignment]
+    opened = StoreIndex.__init__
+
+    def traced(self: StoreIndex, path: Path) -> None:
+        opened(self, path)
+        self._db.set_trace_callback(tick)
+
+    StoreIndex.__init__ = traced  # type: ignore[method-assign]
+
+
+def check(root: Path, acknowledged: list[str], digests: list[str], read: Read) -> None:
+    """What is there after the last acknowledgement, or one step later."""
+    store = open_store(root)
+    try:
+        known = {row.manifest.digest for row in store.revisions()}
+        assert {path.name for path in (root / "revisions").iterdir()} == known
+        assert not [*(root / "incoming").iterdir()]
+        for row in store.revisions():
+            if row.state is RevisionState.READY:
+                assert read(store.directory(row.manifest.digest)).digest == row.manifest.digest
+        zero, one = digests
+        after: dict[str, tuple[set[str], str | None]] = {
+            "": (set(), None),
+            "add 0": ({zero}, None),
+            "add 1": ({zero, one}, None),
+            "x is 0": ({zero, one}, zero),
+            "x is 1": ({zero, one}, one),
+            "x is back": ({zero, one}, zero),
+            "drain 1": ({zero, one}, zero),
+            "remove 1": ({zero}, zero),
+            "add 1 again": ({zero, one}, zero),
+            "x is 1 again": ({zero, one}, one),
+            "unname": ({zero, one}, None),
+        }
+        names = list(after)
+        at = names.index(acknowledged[-1] if acknowledged else "")
+        means = {alias.name: alias.digest for alias in store.aliases()}.get("x")
+        assert (known, means) in [after[name] for name in names[at : at + 2]]
+        if means is not None:
+            assert store.moves("x")[0].digest == means
+    finally:
+        store.close()
+
+
+def test_a_kill_at_any_step_loses_nothing_acknowledged(
+    tmp_path: Path, adapters: list[Path], spec: ModelSpec, read: Read
+) -> None:
+    revisions = [replace(read(path), source="elsewhere") for path in adapters]
+    digests = [revision.digest for revision in revisions]
+    for count in range(1, 400):
+        root = tmp_path / str(count)
+        heard, say = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                kill_at(count)
+                life(root, adapters, revisions, say)
+            except BaseException:
+                os._exit(1)
+            os._exit(0)
+        os.close(say)
+        with os.fdopen(heard) as pipe:
+            acknowledged = pipe.read().split("\n")[:-1]
+        _, status = os.waitpid(child, 0)
+        check(root, acknowledged, digests, read)
+        if os.WIFEXITED(status):
+            assert os.WEXITSTATUS(status) == 0 and len(acknowledged) == 10
+            break
+        assert os.WTERMSIG(status) == signal.SIGKILL
+    assert count > 60, "there are fewer steps than the store must have"

@@ -1,0 +1,257 @@
+"""The index of an adapter store: one SQLite file, every change one transaction.
+
+A name (alias) means one revision; each move of it is kept, so that it can be rolled back.
+
+Legend: move = a name beginning to mean another revision.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tp_engine.adapters.store.manifest import Manifest
+
+SCHEMA_VERSION: Final = 1
+"""Kept as SQLite's ``user_version``."""
+_SCHEMA: Final = """
+CREATE TABLE revisions (
+    digest TEXT PRIMARY KEY,
+    state TEXT NOT NULL,
+    reason TEXT,
+    manifest BLOB NOT NULL,
+    added REAL NOT NULL
+) STRICT;
+CREATE TABLE aliases (
+    name TEXT PRIMARY KEY,
+    digest TEXT NOT NULL REFERENCES revisions (digest),
+    pinned INTEGER NOT NULL DEFAULT 0
+) STRICT;
+CREATE INDEX aliases_by_digest ON aliases (digest);
+CREATE TABLE moves (
+    id INTEGER PRIMARY KEY,
+    name TEXT NOT NULL,
+    digest TEXT NOT NULL REFERENCES revisions (digest),
+    at REAL NOT NULL
+) STRICT;
+CREATE INDEX moves_by_name ON moves (name, id);
+CREATE INDEX moves_by_digest ON moves (digest);
+"""
+
+
+class RevisionState(StrEnum):
+    """Where a revision stands in its life."""
+
+    READY = "ready"
+    DRAINING = "draining"
+    """No new request gets it; running ones keep it."""
+    FAILED = "failed"
+    """Its files are not what they were; see the reason."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RevisionRow:
+    """A revision and its state."""
+
+    manifest: Manifest
+    state: RevisionState
+    reason: str | None
+    """Why it failed."""
+    added: float
+    """Seconds since the epoch."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Alias:
+    """A name and what it means."""
+
+    name: str
+    digest: str
+    pinned: bool
+    """Kept in memory even when idle."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Move:
+    """One move of a name."""
+
+    digest: str
+    at: float
+    """Seconds since the epoch."""
+
+
+class StoreIndex:
+    """Revisions, names and their moves. Any thread may use it."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file, or make it.
+
+        Raises:
+            ValueError: another version of this program wrote it.
+        """
+        self._lock = threading.Lock()
+        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
+            self._db.execute(f"PRAGMA {pragma}")
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        if version not in (0, SCHEMA_VERSION):
+            self._db.close()
+            raise ValueError(
+                f"{path} has schema version {version}; this program reads {SCHEMA_VERSION}"
+            )
+        if version == 0:
+            # The version is part of the transaction: a half-made index does not exist.
+            self._db.executescript(
+                f"BEGIN; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+            )
+
+    def close(self) -> None:
+        """Close the file; nothing is lost."""
+        with self._lock:
+            self._db.close()
+
+    # --- revisions ---------------------------------------------------------------------------
+
+    def add(self, manifest: Manifest) -> None:
+        """Enter a revision whose files are in place, ready to be named; again: ready again."""
+        values = (manifest.digest, RevisionState.READY, msgspec.json.encode(manifest), time.time())
+        with self._change() as db:
+            db.execute(
+                "INSERT INTO revisions (digest, state, manifest, added) VALUES (?, ?, ?, ?) "
+                "ON CONFLICT (digest) DO UPDATE SET state = excluded.state, reason = NULL, "
+                "manifest = excluded.manifest",
+                values,
+            )
+
+    def set_state(self, digest: str, state: RevisionState, reason: str | None = None) -> None:
+        """Move a revision to another state."""
+        with self._change() as db:
+            db.execute(
+                "UPDATE revisions SET state = ?, reason = ? WHERE digest = ?",
+                (state, reason, digest),
+            )
+
+    def forget(self, digest: str) -> None:
+        """Take a revision that no name means out of the index, and out of the names' pasts.
+
+        Raises:
+            sqlite3.IntegrityError: a name means it.
+        """
+        with self._change() as db:
+            db.execute("DELETE FROM moves WHERE digest = ?", (digest,))
+            db.execute("DELETE FROM revisions WHERE digest = ?", (digest,))
+
+    def revision(self, digest: str) -> RevisionRow | None:
+        """A revision, or None."""
+        rows = self._rows("WHERE digest = ?", (digest,))
+        return rows[0] if rows else None
+
+    def revisions(self, after: str = "", limit: int = -1) -> list[RevisionRow]:
+        """Revisions in the order of their digests, those past ``after``; a negative limit: all."""
+        return self._rows("WHERE digest > ? ORDER BY digest LIMIT ?", (after, limit))
+
+    def digests(self) -> list[str]:
+        """All digests."""
+        with self._lock:
+            return [row[0] for row in self._db.execute("SELECT digest FROM revisions")]
+
+    # --- names -------------------------------------------------------------------------------
+
+    def move(self, name: str, digest: str) -> None:
+        """Let a name mean a revision from now on.
+
+        Raises:
+            sqlite3.IntegrityError: there is no such revision.
+        """
+        with self._change() as db:
+            db.execute(
+                "INSERT INTO aliases (name, digest) VALUES (?, ?) "
+                "ON CONFLICT (name) DO UPDATE SET digest = excluded.digest",
+                (name, digest),
+            )
+            db.execute(
+                "INSERT INTO moves (name, digest, at) VALUES (?, ?, ?)", (name, digest, time.time())
+            )
+
+    def undo_move(self, name: str) -> None:
+        """Let a name mean what it meant before its last move; it must have moved twice."""
+        with self._change() as db:
+            (last, _), (_, digest) = db.execute(
+                "SELECT id, digest FROM moves WHERE name = ? ORDER BY id DESC LIMIT 2", (name,)
+            ).fetchall()
+            db.execute("DELETE FROM moves WHERE id = ?", (last,))
+            db.execute("UPDATE aliases SET digest = ? WHERE name = ?", (digest, name))
+
+    def unname(self, name: str) -> None:
+        """Let a name mean nothing, and forget its past."""
+        with self._change() as db:
+            db.execute("DELETE FROM aliases WHERE name = ?", (name,))
+            db.execute("DELETE FROM moves WHERE name = ?", (name,))
+
+    def pin(self, name: str, pinned: bool) -> None:
+        """Keep what a name means in memory, or no longer."""
+        with self._change() as db:
+            db.execute("UPDATE aliases SET pinned = ? WHERE name = ?", (int(pinned), name))
+
+    def alias(self, name: str) -> Alias | None:
+        """What a name means, or None."""
+        found = self._aliases("WHERE name = ?", (name,))
+        return found[0] if found else None
+
+    def aliases(self, after: str = "", limit: int = -1) -> list[Alias]:
+        """Names in their order, those past ``after``; a negative limit: all."""
+        return self._aliases("WHERE name > ? ORDER BY name LIMIT ?", (after, limit))
+
+    def names_of(self, digest: str) -> list[str]:
+        """The names that mean a revision."""
+        return [alias.name for alias in self._aliases("WHERE digest = ?", (digest,))]
+
+    def moves(self, name: str) -> list[Move]:
+        """A name's moves that were not undone, the last one first."""
+        with self._lock:
+            rows = self._db.execute(
+                "SELECT digest, at FROM moves WHERE name = ? ORDER BY id DESC", (name,)
+            ).fetchall()
+        return [Move(digest=digest, at=at) for digest, at in rows]
+
+    # -----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _change(self) -> Iterator[sqlite3.Connection]:
+        """One transaction: all of it is on disk when this ends, or none of it ever is."""
+        with self._lock:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+
+    def _rows(self, where: str, values: tuple[object, ...]) -> list[RevisionRow]:
+        query = f"SELECT manifest, state, reason, added FROM revisions {where}"
+        with self._lock:
+            rows = self._db.execute(query, values).fetchall()
+        return [
+            RevisionRow(
+                manifest=msgspec.json.decode(manifest, type=Manifest),
+                state=RevisionState(state),
+                reason=reason,
+                added=added,
+            )
+            for manifest, state, reason, added in rows
+        ]
+
+    def _aliases(self, where: str, values: tuple[object, ...]) -> list[Alias]:
+        with self._lock:
+            rows = self._db.execute(f"SELECT name, digest, pinned FROM aliases {where}", values)
+            return [Alias(name=n, digest=d, pinned=bool(p)) for n, d, p in rows]

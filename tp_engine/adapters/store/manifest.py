@@ -1,0 +1,76 @@
+"""What is known of a revision without opening its files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from tp_engine.adapters.revision import AdapterRevision
+from tp_engine.adapters.targets import module_name
+
+LAYOUT_VERSION: Final = 1
+"""Of the manifest and of what lies in a revision's directory."""
+
+
+class ModuleEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One linear module that an adapter changes."""
+
+    rank: int
+    """LoRA rank r."""
+    scale: float
+    """alpha / r or alpha / sqrt(r), after the patterns."""
+    dtype: str
+    """Of A in the file, such as ``bfloat16``."""
+    a: tuple[int, int]
+    """[r, in] of the unsharded tensor."""
+    b: tuple[int, int]
+    """[out, r]."""
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """A revision as the registry shows it."""
+
+    digest: str
+    """The revision's identity, see `tp_engine.adapters.revision.digest_of`."""
+    base_digest: str
+    """Of the base that it was checked against."""
+    architecture: str
+    """Of that base, such as ``LlamaForCausalLM``."""
+    vocab_size: int
+    source: str
+    """Where it was read from."""
+    files: Mapping[str, str]
+    """SHA-256 of each file, in hex, by name."""
+    file_bytes: int
+    """Size of all files."""
+    tensor_bytes: int
+    """Size of all tensors, in the dtype of the file."""
+    modules: Mapping[str, ModuleEntry]
+    """By the module's name, such as ``model.layers.0.self_attn.q_proj``."""
+    applied: int
+    """Modules applied."""
+    expected: int
+    """Modules that the config targets."""
+    warnings: tuple[str, ...] = ()
+    layout_version: int = LAYOUT_VERSION
+
+    @property
+    def max_rank(self) -> int:
+        """The largest LoRA rank of any module."""
+        return max(entry.rank for entry in self.modules.values())
+
+
+def module_entries(revision: AdapterRevision) -> dict[str, ModuleEntry]:
+    """The modules of a revision, by name."""
+    return {
+        module_name(layer, site): ModuleEntry(
+            rank=module.rank,
+            scale=module.scale,
+            dtype=str(module.a.dtype).removeprefix("torch."),
+            a=(module.a.shape[0], module.a.shape[1]),
+            b=(module.b.shape[0], module.b.shape[1]),
+        )
+        for (layer, site), module in revision.modules.items()
+    }

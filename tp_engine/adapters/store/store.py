@@ -1,0 +1,253 @@
+"""The adapter store: revisions by digest, names that move between them, files that last."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, Literal, get_args
+
+from tp_engine.adapters.config import CONFIG_NAME
+from tp_engine.adapters.errors import shown
+from tp_engine.adapters.reader import WEIGHTS_NAME
+from tp_engine.adapters.revision import AdapterRevision
+from tp_engine.adapters.store.files import RevisionFiles, sha256_of
+from tp_engine.adapters.store.index import Alias, Move, RevisionRow, RevisionState, StoreIndex
+from tp_engine.adapters.store.manifest import Manifest, module_entries
+
+log = logging.getLogger(__name__)
+
+FILES: Final = (CONFIG_NAME, WEIGHTS_NAME)
+"""Of a revision."""
+StoreErrorCode = Literal[
+    "unknown_name", "unknown_revision", "not_ready", "in_use", "nothing_before", "damaged"
+]
+
+
+class StoreError(ValueError):
+    """Something that the store refuses; ``code`` is one of `StoreErrorCode`."""
+
+    def __init__(self, code: StoreErrorCode, message: str) -> None:
+        assert code in get_args(StoreErrorCode)
+        super().__init__(message)
+        self.code: StoreErrorCode = code
+
+
+class AdapterStore:
+    """Everything about adapters that survives a restart. Any thread may use it."""
+
+    def __init__(self, root: Path, *, base_digest: str, architecture: str, vocab_size: int) -> None:
+        """Open a store, or make one, and sweep away what a dead process left half done.
+
+        Args:
+            root: a directory of its own; one process at a time may use it.
+            base_digest: of the base that revisions are checked against.
+            architecture: of that base.
+            vocab_size: of that base.
+
+        Raises:
+            ValueError: another version of this program wrote it.
+        """
+        root.mkdir(parents=True, exist_ok=True)
+        self._base = (base_digest, architecture, vocab_size)
+        self._lock = threading.Lock()
+        self._files = RevisionFiles(root)
+        self._index = StoreIndex(root / "index.sqlite")
+        self._files.sweep(self._index.digests())
+        for row in self._index.revisions():
+            self._look_over(row)
+
+    def close(self) -> None:
+        """Close the index."""
+        self._index.close()
+
+    # --- revisions ---------------------------------------------------------------------------
+
+    def add(
+        self, directory: Path, read: Callable[[Path], AdapterRevision]
+    ) -> tuple[AdapterRevision, RevisionRow]:
+        """Copy an adapter's files, read and check the copy, and keep it.
+
+        What is checked is what is kept, whatever happens to the directory meanwhile. When this
+        returns, the revision survives a loss of power. One that is ready already stays as it is.
+
+        Args:
+            directory: of the two files, resolved.
+            read: reads and checks the adapter in a directory.
+
+        Raises:
+            AdapterError: it is refused; nothing is kept.
+            OSError: its files cannot be read, or the store cannot be written.
+        """
+        with self._files.staged({name: directory / name for name in FILES}) as staged:
+            revision = replace(read(staged.path), source=str(directory))
+            with self._lock:
+                row = self._index.revision(revision.digest)
+                if row is None or row.state is not RevisionState.READY:
+                    self._files.place(staged, revision.digest)
+                    self._index.add(self._manifest(revision, staged.sums))
+        return revision, self.revision(revision.digest)
+
+    def revision(self, digest: str) -> RevisionRow:
+        """A revision.
+
+        Raises:
+            StoreError: ``unknown_revision``.
+        """
+        row = self._index.revision(digest)
+        if row is None:
+            raise StoreError("unknown_revision", f"revision {shown(digest)} is not registered")
+        return row
+
+    def revisions(self, after: str = "", limit: int = -1) -> list[RevisionRow]:
+        """Revisions in the order of their digests, those past ``after``; a negative limit: all."""
+        return self._index.revisions(after, limit)
+
+    def directory(self, digest: str) -> Path:
+        """The directory of a ready revision, its files checked against their sums.
+
+        Raises:
+            StoreError: ``unknown_revision``, ``not_ready``, or ``damaged`` if a file is not what
+                it was; the revision is then marked as failed.
+        """
+        row = self._check_ready(digest)
+        path = self._files.path(digest)
+        for name, wanted in row.manifest.files.items():
+            found = sha256_of(path / name) if (path / name).is_file() else "nothing"
+            if found != wanted:
+                reason = f"{name} has SHA-256 {found}, must be {wanted}"
+                self._index.set_state(digest, RevisionState.FAILED, reason)
+                raise StoreError("damaged", f"revision {digest}: {reason}")
+        return path
+
+    def drain(self, digest: str) -> None:
+        """Let no new request get a revision.
+
+        Raises:
+            StoreError: ``unknown_revision``.
+        """
+        self.revision(digest)
+        self._index.set_state(digest, RevisionState.DRAINING)
+
+    def remove(self, digest: str) -> None:
+        """Forget a revision and delete its files. Whoever runs it must have let go of it.
+
+        Raises:
+            StoreError: ``unknown_revision``, or ``in_use`` while a name means it.
+        """
+        with self._lock:
+            self.revision(digest)
+            names = self._index.names_of(digest)
+            if names:
+                listed = ", ".join(map(shown, names))
+                raise StoreError("in_use", f"revision {digest} is what {listed} means")
+            self._index.forget(digest)
+            self._files.remove(digest)
+
+    # --- names -------------------------------------------------------------------------------
+
+    def promote(self, name: str, digest: str) -> Alias:
+        """Let a name mean a ready revision from now on; the one before can be rolled back to.
+
+        Raises:
+            StoreError: ``unknown_revision`` or ``not_ready``.
+        """
+        with self._lock:
+            self._check_ready(digest)
+            self._index.move(name, digest)
+            return self.alias(name)
+
+    def roll_back(self, name: str) -> Alias:
+        """Let a name mean what it meant before its last move.
+
+        Raises:
+            StoreError: ``unknown_name``; ``nothing_before`` if it never meant anything else;
+                ``not_ready`` if that revision cannot be served any more.
+        """
+        with self._lock:
+            self.alias(name)
+            past = self._index.moves(name)
+            if len(past) < 2:
+                raise StoreError("nothing_before", f"adapter {shown(name)} has no earlier revision")
+            self._check_ready(past[1].digest)
+            self._index.undo_move(name)
+            return self.alias(name)
+
+    def unname(self, name: str) -> Alias:
+        """Let a name mean nothing; gives what it meant.
+
+        Raises:
+            StoreError: ``unknown_name``.
+        """
+        with self._lock:
+            alias = self.alias(name)
+            self._index.unname(name)
+            return alias
+
+    def pin(self, name: str, pinned: bool) -> Alias:
+        """Ask that what a name means is kept in memory, or no longer.
+
+        Raises:
+            StoreError: ``unknown_name``.
+        """
+        with self._lock:
+            self.alias(name)
+            self._index.pin(name, pinned)
+            return self.alias(name)
+
+    def alias(self, name: str) -> Alias:
+        """What a name means.
+
+        Raises:
+            StoreError: ``unknown_name``.
+        """
+        alias = self._index.alias(name)
+        if alias is None:
+            raise StoreError("unknown_name", f"adapter {shown(name)} is not registered")
+        return alias
+
+    def aliases(self, after: str = "", limit: int = -1) -> list[Alias]:
+        """Names in their order, those past ``after``; a negative limit: all."""
+        return self._index.aliases(after, limit)
+
+    def moves(self, name: str) -> list[Move]:
+        """A name's moves that were not rolled back, the last one first."""
+        return self._index.moves(name)
+
+    # -----------------------------------------------------------------------------------------
+
+    def _check_ready(self, digest: str) -> RevisionRow:
+        row = self.revision(digest)
+        if row.state is not RevisionState.READY:
+            why = "" if row.reason is None else f": {row.reason}"
+            raise StoreError("not_ready", f"revision {digest} is {row.state}{why}")
+        return row
+
+    def _look_over(self, row: RevisionRow) -> None:
+        """Mark a revision as failed if its files are gone or cut short."""
+        path = self._files.path(row.manifest.digest)
+        sizes = [(path / name).stat().st_size for name in FILES if (path / name).is_file()]
+        if row.state is RevisionState.READY and sum(sizes) != row.manifest.file_bytes:
+            reason = f"its files have {sum(sizes)} bytes, must be {row.manifest.file_bytes}"
+            log.error("adapter revision %s: %s", row.manifest.digest, reason)
+            self._index.set_state(row.manifest.digest, RevisionState.FAILED, reason)
+
+    def _manifest(self, revision: AdapterRevision, sums: Mapping[str, str]) -> Manifest:
+        base_digest, architecture, vocab_size = self._base
+        path = self._files.path(revision.digest)
+        return Manifest(
+            digest=revision.digest,
+            base_digest=base_digest,
+            architecture=architecture,
+            vocab_size=vocab_size,
+            source=revision.source,
+            files=sums,
+            file_bytes=sum((path / name).stat().st_size for name in sums),
+            tensor_bytes=revision.nbytes,
+            modules=module_entries(revision),
+            applied=revision.applied,
+            expected=revision.expected,
+            warnings=revision.warnings,
+        )
