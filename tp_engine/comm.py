@@ -1,8 +1,8 @@
 """The collectives that the engine uses, and nothing else: no-ops at world size 1.
 
-Two process groups: the device group carries activations (nccl on GPUs, gloo on CPUs), the control
-group carries plans and adapter bytes (always gloo, CPU tensors). Every wait ends with an error
-after the group's time limit.
+Three process groups: the device group carries activations (nccl on GPUs, gloo on CPUs), the control
+group carries plans, the background group adapters' bytes beside the steps (both always gloo, CPU
+tensors). Every wait ends with an error after the group's time limit.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ class Comm:
     """Sum in rank order whatever the backend: stock reductions of three or more ranks do not."""
     device_group: dist.ProcessGroup | None = None
     control_group: dist.ProcessGroup | None = None
+    background_group: dist.ProcessGroup | None = None
+    """For one thread beside the loop."""
 
     @classmethod
     def alone(cls, device: torch.device) -> Comm:
@@ -66,6 +68,7 @@ class Comm:
             if backend == "gloo" and device.type == "cpu"
             else dist.new_group(backend=backend, timeout=limit),
             control_group=control,
+            background_group=dist.new_group(backend="gloo", timeout=limit),
         )
 
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -101,13 +104,25 @@ class Comm:
             dist.broadcast(x, src=0, group=self.control_group)
         return x
 
-    def scatter_control(self, parts: list[Tensor] | None, mine: Tensor) -> Tensor:
-        """Rank 0 gives each rank its part (CPU, equal shapes); fills and returns ``mine``."""
+    def scatter_background(
+        self, parts: list[Tensor] | None, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> Tensor:
+        """This rank's part of what rank 0 has for each (CPU, equal shapes)."""
         if self.world == 1:
             assert parts is not None
-            return mine.copy_(parts[0])
-        dist.scatter(mine, parts, src=0, group=self.control_group)
+            return parts[0]
+        mine = torch.empty(shape, dtype=dtype)
+        dist.scatter(mine, parts, src=0, group=self.background_group)
         return mine
+
+    def gather_background(self, value: int) -> None:
+        """Rank 0 returns when every rank has called this with the same value; others at once."""
+        if self.world == 1:
+            return
+        mine = torch.tensor([value])
+        parts = [torch.empty_like(mine) for _ in range(self.world)] if self.rank == 0 else None
+        dist.gather(mine, parts, dst=0, group=self.background_group)
+        assert parts is None or all(int(part) == value for part in parts)
 
     def gather_numbers(self, values: list[int]) -> list[list[int]]:
         """Every rank's integers, on all ranks, in rank order; for start-up agreement.

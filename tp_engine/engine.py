@@ -7,7 +7,7 @@ import secrets
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
-from tp_engine.adapters import AdapterImage, AdapterRevision
+from tp_engine.adapters import AdapterImage
 from tp_engine.admission import (
     EngineLimits,
     RequestError,
@@ -20,6 +20,7 @@ from tp_engine.memory import root_key as prefix_root
 from tp_engine.messages import Failed, Output, Stats, Submit, TokenLogprobs
 from tp_engine.params import SamplingParams
 from tp_engine.plan import PlanKind, StepPlan
+from tp_engine.roster import AdapterRoster
 from tp_engine.sampling import Sampled
 from tp_engine.scheduler import Planner, Request, Scheduler, Work
 from tp_engine.stats import collect_stats
@@ -71,7 +72,12 @@ class Engine:
         )
         self._planner = Planner(self.pool, self.residency, limits.eos_ids)
         self._requests: dict[str, Request] = {}
-        self.adapters: dict[str, AdapterFootprint] = {}
+        self.roster = AdapterRoster(
+            self._carry_out,
+            worker.delivery,
+            self.residency,
+            num_pages=limits.num_pages,
+        )
         self._seeds = _seed_source(seed)
         self.counters: dict[str, float] = dict.fromkeys(
             ("steps", "prompt_tokens", "generation_tokens", "requests", "finished", "aborted"), 0.0
@@ -83,37 +89,25 @@ class Engine:
         """All requests that have not ended, by id."""
         return self._requests
 
+    @property
+    def adapters(self) -> Mapping[str, AdapterFootprint]:
+        """The revisions that requests may use, by digest."""
+        return self.roster.adapters
+
     # --- adapters ----------------------------------------------------------------------------
 
-    def register(
-        self, name: str, revision: AdapterRevision, images: Sequence[AdapterImage]
-    ) -> None:
-        """Give every rank its images of a revision, unless it has them under another name.
+    def users_of(self, digest: str) -> list[str]:
+        """Ids of the open requests of a revision."""
+        return [
+            request.id
+            for request in self._requests.values()
+            if request.adapter is not None and request.adapter.digest == digest
+        ]
 
-        Raises:
-            ValueError: the adapter alone is larger than the arena or the descriptor space.
-        """
-        if revision.digest in self.adapters:
-            return
-        pages, words = int(images[0].pages.shape[0]), images[0].record.numel()
-        if pages + 1 > self.limits.num_pages or words > self.residency.descriptor_words:
-            raise ValueError(
-                f"adapter {name} needs {pages} pages and {words} descriptor words beside one "
-                f"page of keys and values; the arena has {self.limits.num_pages} pages and "
-                f"{self.residency.descriptor_words} words: raise the memory for the arena"
-            )
-        handle = len(self.adapters)
-        plan = self._planner.control(PlanKind.REGISTER, (handle, pages, words))
-        self._send(plan)
-        self.worker.run(plan, list(images))
-        self.adapters[revision.digest] = AdapterFootprint(
-            handle=handle,
-            digest=revision.digest,
-            name=name,
-            pages=pages,
-            words=words,
-            max_rank=revision.max_rank,
-        )
+    def unregister(self, digest: str) -> None:
+        """Forget a revision that no open request uses, on all ranks."""
+        assert not self.users_of(digest), f"revision {digest} is in use"
+        self.roster.unregister(digest)
 
     @property
     def context(self) -> int:
@@ -194,6 +188,14 @@ class Engine:
         plan = self._planner.control(PlanKind.CAPTURE, max_rank=max(ranks, default=0))
         self._send(plan)
         self.worker.run(plan)
+
+    def _carry_out(
+        self, kind: PlanKind, numbers: Sequence[int], images: Sequence[AdapterImage] | None = None
+    ) -> None:
+        """Let all ranks do something about an adapter."""
+        plan = self._planner.control(kind, numbers)
+        self._send(plan)
+        self.worker.run(plan, images)
 
     def control(self, kind: PlanKind) -> None:
         """Send a plan without work: a heartbeat, or the word to return or stop."""

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 MAGIC = 0x7450_4C41_4E
-VERSION = 1
+VERSION = 2
 LAST_SAMPLED = -1
 """As a row's token: the token that the row's slot sampled last."""
 NO_ADAPTER = -1
@@ -39,7 +39,7 @@ class PlanKind(IntEnum):
     HEARTBEAT = 1
     """Nothing; shows that rank 0 lives."""
     REGISTER = 2
-    """Receive an adapter's page images (`register`); they follow as a scatter."""
+    """Know an adapter whose page images have arrived (`register`: handle)."""
     UNREGISTER = 3
     """Forget an adapter's page images (`register`: handle)."""
     RETURN = 4
@@ -48,6 +48,8 @@ class PlanKind(IntEnum):
     """Leave the serving loop and the process."""
     CAPTURE = 6
     """Capture decode graphs for LoRA ranks up to ``max_rank``."""
+    DELIVER = 7
+    """Begin to receive an adapter's page images (`register`), see `tp_engine.delivery`."""
 
 
 def _empty() -> IntArray:
@@ -82,7 +84,7 @@ class StepPlan:
     full_rows: IntArray = field(default_factory=_empty)
     """Sampled rows (by their order among the sampled ones) whose whole logits rank 0 needs."""
     register: IntArray = field(default_factory=_empty)
-    """For REGISTER: handle, page count, descriptor words; for UNREGISTER: handle."""
+    """For DELIVER: handle, page count, descriptor words; for REGISTER and UNREGISTER: handle."""
 
     def encode(self) -> IntArray:
         """The wire form, int64 [words]."""

@@ -158,7 +158,7 @@ def hand_out_adapters(rank: Rank, engine: Engine, registry: AdapterRegistry) -> 
     for name, revision in registry.adapters.items():
         try:
             images = pack_adapter(revision, rank.cuts, rank.dims, dtype, rank.layout.page_bytes)
-            engine.register(name, revision, images)
+            engine.roster.register(name, revision, images)
         except ValueError as error:
             if rank.config.lora_on_error == "fail":
                 raise

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import torch
+from collections.abc import Callable, Sequence
 
 from tp_engine.adapters import AdapterImage
 from tp_engine.channel import PlanChannel
 from tp_engine.comm import Comm
+from tp_engine.delivery import Delivery
 from tp_engine.plan import PlanKind, StepPlan
 from tp_engine.runner import Runner
 from tp_engine.sampling import Sampled
@@ -21,18 +20,23 @@ class Worker:
         self.comm = comm
         self.runner = runner
         self.channel = PlanChannel(comm)
+        self.delivery = Delivery(comm, runner.arena.layout.page_bytes)
 
-    def run(self, plan: StepPlan, images: list[AdapterImage] | None = None) -> Sampled | None:
+    def run(self, plan: StepPlan, images: Sequence[AdapterImage] | None = None) -> Sampled | None:
         """Carry out a plan that is already known.
 
         Args:
             plan: any kind.
-            images: on rank 0 with REGISTER, the adapter's image for each rank.
+            images: on rank 0 with DELIVER, the adapter's image for each rank.
         """
         if plan.kind is PlanKind.STEP:
             return self.runner.execute(plan)
-        if plan.kind is PlanKind.REGISTER:
-            self._receive_adapter(plan, images)
+        if plan.kind is PlanKind.DELIVER:
+            handle, pages, words = plan.register.tolist()
+            self.delivery.begin(handle, pages, words, images)
+        elif plan.kind is PlanKind.REGISTER:
+            handle = int(plan.register[0])
+            self.runner.register(handle, self.delivery.take(handle))
         elif plan.kind is PlanKind.CAPTURE:
             self.runner.capture(plan.max_rank)
         elif plan.kind is PlanKind.UNREGISTER:
@@ -52,18 +56,3 @@ class Worker:
                 return plan.kind
             self.run(plan)
             progress()
-
-    def _receive_adapter(self, plan: StepPlan, images: list[AdapterImage] | None) -> None:
-        handle, pages, words = plan.register.tolist()
-        page_bytes = self.runner.arena.layout.page_bytes
-        image = AdapterImage(
-            pages=self.comm.scatter_control(
-                None if images is None else [image.pages for image in images],
-                torch.empty((pages, page_bytes), dtype=torch.uint8),
-            ),
-            record=self.comm.scatter_control(
-                None if images is None else [image.record for image in images],
-                torch.empty(words, dtype=torch.int64),
-            ),
-        )
-        self.runner.register(handle, image)

@@ -98,6 +98,6 @@ def register_copies(rank: Rank, engine: Engine, revision: AdapterRevision, count
     digests = []
     for i in range(count):
         digest = hashlib.sha256(f"{revision.digest} {i}".encode()).hexdigest()
-        engine.register(f"adapter-{i}", dataclasses.replace(revision, digest=digest), images)
+        engine.roster.register(f"adapter-{i}", dataclasses.replace(revision, digest=digest), images)
         digests.append(digest)
     return digests

@@ -52,15 +52,25 @@ class FakeWorker:
         self.images: dict[int, str] = {}
         self.descriptors: dict[int, tuple[str, list[int]]] = {}
         self.plans: list[StepPlan] = []
+        self._under_way: list[tuple[int, str]] = []
+        self._arrived: dict[int, str] = {}
+        self.delivery = SimpleNamespace(arrived=self._arrive)
+        """What is delivered arrives when it is asked for."""
         self.runner = SimpleNamespace(arena=SimpleNamespace(layout=LAYOUT), forward_calls=0)
         self.channel = SimpleNamespace(send=lambda plan: None)
 
     def run(self, plan: StepPlan, images: list[Any] | None = None) -> SimpleNamespace | None:
         plan = StepPlan.decode(plan.encode())
         self.plans.append(plan)
-        if plan.kind is PlanKind.REGISTER:
+        if plan.kind is PlanKind.DELIVER:
             assert images is not None
-            self.images[int(plan.register[0])] = images[0].name
+            self._under_way.append((int(plan.register[0]), images[0].name))
+            return None
+        if plan.kind is PlanKind.REGISTER:
+            self.images[int(plan.register[0])] = self._arrived.pop(int(plan.register[0]))
+            return None
+        if plan.kind is PlanKind.UNREGISTER:
+            del self.images[int(plan.register[0])]
             return None
         for init in SlotInit.decode_all(plan.opens):
             self.last[init.slot] = None
@@ -69,6 +79,11 @@ class FakeWorker:
         self._publish(plan.publish.tolist())
         self.runner.forward_calls += 1
         return self._pass(plan)
+
+    def _arrive(self) -> list[int]:
+        arrived, self._under_way = self._under_way, []
+        self._arrived |= dict(arrived)
+        return [handle for handle, _ in arrived]
 
     def _publish(self, words: list[int]) -> None:
         while words:
@@ -159,7 +174,7 @@ def add_adapter(engine: Engine, name: str, pages: int = 2) -> Any:
         pages=torch.zeros((pages, LAYOUT.page_bytes), dtype=torch.uint8),
         record=torch.zeros(8, dtype=torch.int64),
     )
-    engine.register(name, revision, [image])  # type: ignore[arg-type]  # no tensors needed
+    engine.roster.register(name, revision, [image])  # type: ignore[arg-type]  # no tensors needed
     return revision
 
 

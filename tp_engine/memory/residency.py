@@ -142,6 +142,17 @@ class AdapterResidency:
         """Take the least recently used idle adapter out of the arena."""
         resident = self._oldest_idle()
         assert resident is not None
+        self._evict(resident)
+        self.evictions += 1
+
+    def forget(self, handle: int) -> None:
+        """Take an adapter that no running request uses out of the arena if it stands there."""
+        resident = self._residents.get(handle)
+        if resident is not None:
+            assert resident.users == 0
+            self._evict(resident)
+
+    def _evict(self, resident: Resident) -> None:
         handle = resident.footprint.handle
         del self._residents[handle], self._used[handle]
         if resident in self._unpublished:
@@ -150,7 +161,6 @@ class AdapterResidency:
         for page in resident.pages:
             self._pool.drop(page)
             self._pool.release(page)
-        self.evictions += 1
 
     def _oldest_idle(self) -> Resident | None:
         return next((r for r in self._residents.values() if r.users == 0), None)
