@@ -1,7 +1,8 @@
-"""API keys.
+"""API keys, sent as ``Authorization: Bearer KEY``.
 
-Every path needs ``Authorization: Bearer KEY`` except `OPEN_PATHS`, which probes and scrapers
-read and which tell nothing about requests.
+OPEN_PATHS      none: probes and scrapers read them, and they tell nothing about requests
+CONTROL_PATHS   an operator's; without operators there are no such paths
+all others      a client's; without clients' keys anybody may call them
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from server.errors import Unauthorized
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
+CONTROL_PATHS = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 
 
 class ApiKeys:
@@ -50,22 +52,31 @@ class ApiKeys:
 class AuthMiddleware:
     """Answers 401 in place of the application when the key is missing or wrong."""
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+    def __init__(self, app: ASGIApp, keys: ApiKeys | None, admin_keys: ApiKeys | None) -> None:
         self._app = app
         self._keys = keys
+        self._admin_keys = admin_keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        guarded = scope["type"] == "http" and scope["path"] not in OPEN_PATHS
-        if guarded and (error := self._refusal(scope)) is not None:
+        keys = self._keys_for(scope["path"]) if scope["type"] == "http" else None
+        if keys is not None and (error := _refusal(scope, keys)) is not None:
             await error.response()(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
-    def _refusal(self, scope: Scope) -> Unauthorized | None:
-        header = dict(scope["headers"]).get(b"authorization", b"")
-        scheme, _, key = header.partition(b" ")
-        if scheme.lower() != b"bearer" or not key.strip():
-            return Unauthorized("no API key: send it as 'Authorization: Bearer KEY'")
-        if not self._keys.accepts(key.strip()):
-            return Unauthorized("incorrect API key")
-        return None
+    def _keys_for(self, path: str) -> ApiKeys | None:
+        if path in OPEN_PATHS:
+            return None
+        if path in CONTROL_PATHS and self._admin_keys is not None:
+            return self._admin_keys
+        return self._keys
+
+
+def _refusal(scope: Scope, keys: ApiKeys) -> Unauthorized | None:
+    header = dict(scope["headers"]).get(b"authorization", b"")
+    scheme, _, key = header.partition(b" ")
+    if scheme.lower() != b"bearer" or not key.strip():
+        return Unauthorized("no API key: send it as 'Authorization: Bearer KEY'")
+    if not keys.accepts(key.strip()):
+        return Unauthorized("incorrect API key")
+    return None

@@ -13,6 +13,8 @@ class ServerConfig:
 
     api_keys: ApiKeys | None = None
     """Keys that clients must present; None serves anybody."""
+    admin_keys: ApiKeys | None = None
+    """Keys that operators must present; None: there is no control plane."""
     max_body_bytes: int = 16 * 2**20
     """Longer request bodies are refused with 413."""
 

@@ -13,6 +13,7 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 
+import msgspec
 import zmq
 import zmq.asyncio
 
@@ -20,9 +21,12 @@ from server.batch import Batch
 from server.errors import EngineDead, InvalidRequest, Unavailable
 from tp_engine.messages import (
     Abort,
+    AdapterReply,
     Draining,
     Failed,
     Goodbye,
+    LoadAdapter,
+    Models,
     Output,
     Phase,
     Ready,
@@ -30,6 +34,7 @@ from tp_engine.messages import (
     Submit,
     ToEngine,
     ToFrontEnd,
+    UnloadAdapter,
     decode_to_front_end,
     encode,
 )
@@ -57,6 +62,7 @@ class EngineClient:
         self._endpoints = (to_engine, to_front_end)
         self._max_open = max_open
         self._batches: dict[str, Batch] = {}
+        self._calls: dict[str, asyncio.Future[AdapterReply]] = {}
         self.phase = "starting"
         """What the engine is doing until it is ready."""
         self.ready: Ready | None = None
@@ -116,6 +122,24 @@ class EngineClient:
             self._send(submit)
         return batch
 
+    async def call(self, message: LoadAdapter | UnloadAdapter) -> AdapterReply:
+        """Have an adapter loaded or unloaded, and wait for what becomes of it.
+
+        A caller that goes away leaves the call to its end.
+
+        Raises:
+            EngineDead: the engine is lost.
+            Unavailable: it has not started, or is draining.
+        """
+        self.require_serving()
+        reply: asyncio.Future[AdapterReply] = asyncio.get_running_loop().create_future()
+        self._calls[message.call_id] = reply
+        self._send(message)
+        try:
+            return await reply
+        finally:
+            del self._calls[message.call_id]
+
     def require_serving(self) -> Ready:
         """The engine's announcement. Raises as `submit` does when it takes no request."""
         if self.dead is not None:
@@ -134,6 +158,9 @@ class EngineClient:
         self.dead = reason
         for request_id, batch in list(self._batches.items()):
             batch.deliver(Failed(request_id=request_id, code="engine_dead", message=reason))
+        for reply in self._calls.values():
+            if not reply.done():
+                reply.set_exception(EngineDead(reason))
         self._changed.set()
 
     def goodbye(self) -> None:
@@ -177,10 +204,18 @@ class EngineClient:
             if (batch := self._batches.get(message.request_id)) is not None:
                 batch.deliver(message)
             return
+        if isinstance(message, AdapterReply):
+            if (reply := self._calls.get(message.call_id)) is not None and not reply.done():
+                reply.set_result(message)
+            return
         if isinstance(message, Phase):
             self.phase = message.name
         elif isinstance(message, Ready):
             self.phase, self.ready = "ready", message
+        elif isinstance(message, Models) and self.ready is not None:
+            self.ready = msgspec.structs.replace(
+                self.ready, models=message.models, max_model_len=message.max_model_len
+            )
         elif isinstance(message, Stats):
             self.stats = message
         elif isinstance(message, Draining):

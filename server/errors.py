@@ -4,6 +4,7 @@ ApiError                 any error that a client sees
 ├── InvalidRequest   400 a field or the body is wrong
 ├── Unauthorized     401 no key or a wrong one
 ├── UnknownModel     404 no such model or adapter
+├── Conflict         409 another call is at it
 ├── BodyTooLarge     413 the body is over the limit
 ├── Unavailable      503 starting, draining or overloaded: worth another try
 └── EngineDead       503 the engine has gone; this server ends
@@ -89,6 +90,14 @@ class UnknownModel(ApiError):
     code = "model_not_found"
 
 
+class Conflict(ApiError):
+    """Another call is changing the same thing."""
+
+    status = 409
+    type = "invalid_request_error"
+    code = "conflict"
+
+
 class BodyTooLarge(ApiError):
     """The body is longer than the server reads."""
 
@@ -125,7 +134,7 @@ def failure(code: str, message: str, param: str | None) -> ApiError:
         return InvalidRequest(message, param=param)
     if code == "context_length_exceeded":
         return InvalidRequest(message, param=param, code=code)
-    if code in ("overloaded", "shutting_down"):
+    if code in ("overloaded", "shutting_down", "adapter_unloaded"):
         return Unavailable(message, code=code)
     if code == "engine_dead":
         return EngineDead(message)

@@ -49,9 +49,8 @@ def run_front_end(settings: FrontEndSettings) -> int:
             Path(settings.model_directory), chat_template=_chat_template(settings)
         )
         config = ServerConfig(
-            api_keys=ApiKeys.from_file(Path(settings.api_key_file))
-            if settings.api_key_file is not None
-            else None,
+            api_keys=_keys(settings.api_key_file),
+            admin_keys=_keys(settings.admin_key_file),
             max_body_bytes=settings.max_body_bytes,
         )
         return asyncio.run(_serve(settings, config, tokenizer, listener))
@@ -140,6 +139,10 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         raise ValueError(f"cannot listen on host={host!r} port={port}: {error}") from error
+
+
+def _keys(file: str | None) -> ApiKeys | None:
+    return None if file is None else ApiKeys.from_file(Path(file))
 
 
 def _chat_template(settings: FrontEndSettings) -> str | None:

@@ -27,6 +27,8 @@ class FrontEndSettings:
     """Jinja file that replaces the model's own chat template."""
     api_key_file: str | None = None
     """File of API keys; None serves anybody."""
+    admin_key_file: str | None = None
+    """File of operators' keys; None: there is no control plane."""
     max_body_bytes: int = 16 * 2**20
     """Longest request body."""
     max_open_requests: int = 4096

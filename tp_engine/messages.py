@@ -47,7 +47,29 @@ class Goodbye(Message, frozen=True, kw_only=True):
     """The front end has nothing open and leaves; the engine may end."""
 
 
-ToEngine = Submit | Abort | Goodbye
+class LoadAdapter(Message, frozen=True, kw_only=True):
+    """Read an adapter and let a name mean it.
+
+    Answered by `AdapterReply` when requests may use it.
+    """
+
+    call_id: str
+    """Unique among open calls."""
+    name: str
+    path: str
+    """Directory on rank 0's host, inside one of the allowed ones."""
+    in_place: bool = False
+    """Whether a loaded adapter of this name is replaced; else it is refused."""
+
+
+class UnloadAdapter(Message, frozen=True, kw_only=True):
+    """Let a name mean nothing. Answered by `AdapterReply` at once; running requests go on."""
+
+    call_id: str
+    name: str
+
+
+ToEngine = Submit | Abort | Goodbye | LoadAdapter | UnloadAdapter
 
 
 # --- engine to front end ---------------------------------------------------------------------
@@ -79,6 +101,30 @@ class Ready(Message, frozen=True, kw_only=True):
     vocab_size: int
     kv_tokens: int
     """Tokens whose keys and values fit into the arena when no adapter is resident."""
+
+
+class Models(Message, frozen=True, kw_only=True):
+    """What is served from now on, after adapters came or went."""
+
+    models: list[ModelCard]
+    max_model_len: int
+
+
+class AdapterReply(Message, frozen=True, kw_only=True):
+    """What became of a call; nothing more follows."""
+
+    call_id: str
+    code: str | None = None
+    """Why it was refused, for programs; None: it was done."""
+    message: str = ""
+    """Why it was refused, for people."""
+    revision: str | None = None
+    """SHA-256 of the revision that was loaded or unloaded, in hex."""
+    applied: int = 0
+    """Modules applied."""
+    expected: int = 0
+    """Modules that the adapter's config targets."""
+    warnings: list[str] = []
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -139,7 +185,7 @@ class Draining(Message, frozen=True, kw_only=True):
     """The engine takes no new request and will end when the open ones have."""
 
 
-ToFrontEnd = Phase | Ready | Output | Failed | Stats | Draining
+ToFrontEnd = Phase | Ready | Models | AdapterReply | Output | Failed | Stats | Draining
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

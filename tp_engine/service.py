@@ -10,19 +10,32 @@ from dataclasses import dataclass
 from tp_engine.adapters import AdapterRegistry, UnknownModel
 from tp_engine.admission import RequestError
 from tp_engine.engine import Engine
+from tp_engine.fleet import AdapterFleet
 from tp_engine.link import FrontEndLink
-from tp_engine.messages import Abort, Draining, Failed, Goodbye, Submit, ToEngine
+from tp_engine.messages import (
+    Abort,
+    AdapterReply,
+    Draining,
+    Failed,
+    Goodbye,
+    ModelCard,
+    Models,
+    Submit,
+    ToEngine,
+)
 from tp_engine.plan import PlanKind
 
 log = logging.getLogger(__name__)
 
 IDLE_POLL_SECONDS = 0.2
+BUSY_POLL_SECONDS = 0.005
+"""While an adapter comes or goes."""
 STATS_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServiceOptions:
-    """Times, in seconds."""
+    """Times in seconds, and what to say of the base."""
 
     heartbeat: float
     """Between plans when there is nothing to do."""
@@ -30,6 +43,8 @@ class ServiceOptions:
     """For open requests once the service is told to stop."""
     throughput_line: float
     """Between log lines on throughput; 0: none."""
+    base_root: str
+    """Where the base's weights came from, for ``/v1/models``."""
 
 
 class Service:
@@ -40,6 +55,7 @@ class Service:
         engine: Engine,
         registry: AdapterRegistry,
         link: FrontEndLink,
+        fleet: AdapterFleet,
         options: ServiceOptions,
         *,
         stopping: Callable[[], bool],
@@ -54,6 +70,7 @@ class Service:
         self._engine = engine
         self._registry = registry
         self._link = link
+        self._fleet = fleet
         self._options = options
         self._stopping = stopping
         self._progress = progress
@@ -67,9 +84,12 @@ class Service:
         worked = False
         while True:
             self._progress()
-            busy = bool(self._engine.requests)
-            for message in self._link.receive(0.0 if busy else IDLE_POLL_SECONDS):
+            for message in self._link.receive(self._patience()):
                 self._handle(message, draining=drain_until is not None)
+            self._link.send(self._fleet.turn())
+            if self._fleet.changed:
+                self._fleet.changed = False
+                self._link.send([self.models()])
             if drain_until is None and self._stopping():
                 drain_until = time.monotonic() + self._options.drain_timeout
                 log.info("draining %d open requests", len(self._engine.requests))
@@ -91,6 +111,22 @@ class Service:
                 self._log_throughput(now - last_line)
                 last_line = now
 
+    def models(self) -> Models:
+        """What is served now."""
+        parent, root = self._registry.base_names[0], self._options.base_root
+        cards = [ModelCard(name=name, root=root) for name in self._registry.base_names]
+        cards += [
+            ModelCard(name=name, root=revision.source, parent=parent, revision=revision.digest)
+            for name, revision in self._registry.adapters.items()
+        ]
+        return Models(models=cards, max_model_len=self._engine.context)
+
+    def _patience(self) -> float:
+        """Seconds that a turn may wait for messages."""
+        if self._engine.requests:
+            return 0.0
+        return BUSY_POLL_SECONDS if self._fleet.busy else IDLE_POLL_SECONDS
+
     def _drained(self, until: float) -> bool:
         """Whether all is done; past the time, what is left is ended with an error."""
         if self._engine.requests and time.monotonic() > until:
@@ -110,6 +146,12 @@ class Service:
             self._engine.abort(message.request_id, finished=message.finished)
         elif isinstance(message, Goodbye):
             self._front_end_left = True
+        elif draining:
+            text = "the service is stopping and loads no adapters"
+            reply = AdapterReply(call_id=message.call_id, code="shutting_down", message=text)
+            self._link.send([reply])
+        else:
+            self._link.send(self._fleet.handle(message))
 
     def _submit(self, message: Submit) -> None:
         try:

@@ -24,6 +24,14 @@ class ServeConfig:
     """TCP port to listen on."""
     api_key_file: str | None = None
     """File with the keys that requests must carry, one a line; without it no key is asked for."""
+    admin_key_file: str | None = None
+    """File with the keys of operators, one a line; without it adapters can't come or go."""
+    adapter_root: tuple[str, ...] = ()
+    """Directories that operators may load adapters from while the server runs."""
+    adapter_store: str | None = None
+    """Directory in which loaded adapters are kept, so that they are there after a restart."""
+    adapter_drain_timeout: float = 60.0
+    """Seconds that running requests of an adapter that is unloaded or replaced may still take."""
     max_body_bytes: Bytes = 8 * MIB
     """Largest request body."""
     max_open_requests: int = 4096
@@ -48,7 +56,11 @@ class ServeConfig:
         check_number(self, "max_open_requests", 1)
         check_number(self, "keep_alive", 0, low_open=True, unit="seconds")
         check_number(self, "stats_interval", 0, unit="seconds")
-        for name in ("host", "api_key_file", "chat_template"):
-            value = getattr(self, name)
+        check_number(self, "adapter_drain_timeout", 0, unit="seconds")
+        texts = ("host", "api_key_file", "admin_key_file", "adapter_store", "chat_template")
+        for name, value in (
+            *((name, getattr(self, name)) for name in texts),
+            *(("adapter_root", root) for root in self.adapter_root),
+        ):
             if value is not None and not value.strip():
                 raise ConfigError(name, value, "text that is not blank")

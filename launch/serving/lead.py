@@ -8,8 +8,9 @@ import os
 import subprocess
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
+from pathlib import Path
 
 from launch.options import Options, resolved
 from launch.preflight import RankEnvironment, check_model_directory, check_port, start_warnings
@@ -25,13 +26,16 @@ from server.process import start_front_end
 from server.settings import FrontEndSettings
 from sharding import cut_table
 from tp_engine.adapters import AdapterRegistry
+from tp_engine.adapters.store import AdapterStore
 from tp_engine.engine import Engine
+from tp_engine.fleet import AdapterFleet
 from tp_engine.garbage import freeze_objects
 from tp_engine.hub import download_model
 from tp_engine.link import FrontEndGone, FrontEndLink
 from tp_engine.liveness import Liveness, Watchdog
+from tp_engine.loader import AdapterLoader
 from tp_engine.logs import Phases
-from tp_engine.messages import Failed, ModelCard, Phase, Ready
+from tp_engine.messages import Failed, Models, Phase, Ready
 from tp_engine.models import ModelSpec
 from tp_engine.plan import PlanKind
 from tp_engine.rank import Rank, build_engine, hand_out_adapters, read_adapters
@@ -95,6 +99,7 @@ class Lead:
             port=config.port,
             chat_template_file=config.chat_template,
             api_key_file=config.api_key_file,
+            admin_key_file=config.admin_key_file,
             max_body_bytes=config.max_body_bytes,
             max_open_requests=config.max_open_requests,
             keep_alive_s=math.ceil(config.keep_alive),
@@ -127,8 +132,10 @@ class Lead:
         rank = start_rank(config, phases)
         self._log_rank(rank)
         engine = build_engine(rank)
+        loader = AdapterLoader(rank, self._open_store(rank))
         with phases.phase("read adapters"):
             registry = read_adapters(rank.joined)
+            loader.restore(registry)
         rank.comm.gather_numbers([1])
         liveness = Liveness(rank.comm, config.rank_timeout, end_now)
         with phases.phase("hand out adapters"):
@@ -140,24 +147,51 @@ class Lead:
         serving_signals(self._stop.handle)
         # Later than the others: who waits for a rank that hangs lets it tell so itself.
         self._watchdog.limit(config.rank_timeout + LOSS_SECONDS)
-        self._announce(engine, registry, phases.seconds)
-        self._loop(engine, registry, liveness)
+        fleet = AdapterFleet(
+            engine,
+            registry,
+            loader,
+            roots=[Path(root) for root in self._config.adapter_root],
+            drain_timeout=self._config.adapter_drain_timeout,
+        )
+        with closing(fleet):
+            self._loop(engine, registry, fleet, liveness, phases.seconds)
 
-    def _loop(self, engine: Engine, registry: AdapterRegistry, liveness: Liveness) -> None:
+    def _open_store(self, rank: Rank) -> AdapterStore | None:
+        if self._config.adapter_store is None:
+            return None
+        return AdapterStore(
+            Path(self._config.adapter_store),
+            base_digest=rank.base_digest,
+            architecture=rank.joined.spec.architecture,
+            vocab_size=rank.dims.vocab,
+        )
+
+    def _loop(
+        self,
+        engine: Engine,
+        registry: AdapterRegistry,
+        fleet: AdapterFleet,
+        liveness: Liveness,
+        start_seconds: float,
+    ) -> None:
         config = self._config.engine
         service = Service(
             engine,
             registry,
             self._link,
+            fleet,
             ServiceOptions(
                 heartbeat=config.rank_timeout / 4,
                 drain_timeout=config.drain_timeout,
                 throughput_line=self._config.stats_interval,
+                base_root=config.model,
             ),
             # torchrun stops the rest of a broken service with the signal that a user would send.
             stopping=lambda: self._stop.asked and liveness.reason(LOOK_SECONDS) is None,
             progress=self._watchdog.progress,
         )
+        self._announce(engine, service.models(), start_seconds)
         try:
             service.run()
         except Exception as error:
@@ -190,20 +224,14 @@ class Lead:
             rank.unused_page_bytes(),
         )
 
-    def _announce(self, engine: Engine, registry: AdapterRegistry, seconds: float) -> None:
+    def _announce(self, engine: Engine, served: Models, seconds: float) -> None:
         config, limits = self._config, engine.limits
-        base = config.engine.base_names[0]
-        cards = [ModelCard(name=name, root=config.engine.model) for name in registry.base_names]
-        cards += [
-            ModelCard(name=name, root=revision.source, parent=base, revision=revision.digest)
-            for name, revision in registry.adapters.items()
-        ]
         kv_tokens = limits.num_pages * engine.layout.block_tokens
         self._link.send(
             [
                 Ready(
-                    models=cards,
-                    max_model_len=engine.context,
+                    models=served.models,
+                    max_model_len=served.max_model_len,
                     vocab_size=limits.vocab_size,
                     kv_tokens=kv_tokens,
                 )
@@ -215,7 +243,7 @@ class Lead:
             seconds,
             host,
             config.port,
-            ", ".join(card.name for card in cards),
+            ", ".join(card.name for card in served.models),
             kv_tokens,
-            engine.context,
+            served.max_model_len,
         )

@@ -1,13 +1,13 @@
-"""From the bytes of a request body to typed fields."""
+"""From the bytes of a request body to the data plane's fields."""
 
 from __future__ import annotations
 
-import re
 from typing import TypeVar
 
 import msgspec
 from fastapi import Request
 
+from server.body import read_body
 from server.errors import InvalidRequest
 from server.openai.fields import SamplingFields
 from server.openai.refused import check_refused
@@ -17,8 +17,6 @@ F = TypeVar("F", bound=SamplingFields)
 MAX_NAME = 1024
 """Longest model name and cache salt, in characters."""
 
-_PATH = re.compile(r"`\$\.(\w+)")
-_MISSING = re.compile(r"field `(\w+)`")
 _top_level = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -26,18 +24,14 @@ async def read_fields(request: Request, decoder: msgspec.json.Decoder[F]) -> F:
     """The request's fields.
 
     Raises:
-        InvalidRequest: the body is not UTF-8 JSON (NaN, infinities and lone surrogates are not),
-            not an object, a field is missing, mistyped, or one that this server refuses.
+        InvalidRequest: as `server.body.read_body`, or a field is one that this server refuses.
     """
-    body = await request.body()
-    try:
+
+    def decode(body: bytes) -> F:
         check_refused(_top_level.decode(body))
-        fields = decoder.decode(body)
-    except msgspec.ValidationError as error:
-        found = _PATH.search(str(error)) or _MISSING.search(str(error))
-        raise InvalidRequest(str(error), param=found[1] if found else None) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error}") from error
+        return decoder.decode(body)
+
+    fields = await read_body(request, decode)
     for name in ("model", "cache_salt"):
         if len(getattr(fields, name) or "") > MAX_NAME:
             raise InvalidRequest(f"{name} is longer than {MAX_NAME} characters", param=name)

@@ -75,6 +75,17 @@ class AdapterRegistry:
             self._snapshot = MappingProxyType({**self._snapshot, name: revision})
         return name
 
+    def move(self, name: str, revision: AdapterRevision) -> str:
+        """Let a name mean a revision from now on, whatever it meant; the name in NFC comes back.
+
+        Raises:
+            AdapterError: ``name_refused`` if the name is not allowed.
+        """
+        name = check_name(name, self.base_names)
+        with self._lock:
+            self._snapshot = MappingProxyType({**self._snapshot, name: revision})
+        return name
+
     def remove(self, name: str) -> None:
         """Let a registered name mean nothing; whoever resolved it before keeps the revision."""
         with self._lock:

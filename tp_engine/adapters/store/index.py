@@ -215,6 +215,14 @@ class StoreIndex:
         """The names that mean a revision."""
         return [alias.name for alias in self._aliases("WHERE digest = ?", (digest,))]
 
+    def is_referred_to(self, digest: str) -> bool:
+        """Whether a name means a revision or could be rolled back to it."""
+        with self._lock:
+            row = self._db.execute(
+                "SELECT EXISTS (SELECT 1 FROM moves WHERE digest = ?)", (digest,)
+            ).fetchone()
+        return bool(row[0])
+
     def moves(self, name: str) -> list[Move]:
         """A name's moves that were not undone, the last one first."""
         with self._lock:

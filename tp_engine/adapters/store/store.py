@@ -146,6 +146,13 @@ class AdapterStore:
             self._index.forget(digest)
             self._files.remove(digest)
 
+    def discard(self, digest: str) -> None:
+        """`remove` a revision if no name means it or could be rolled back to it."""
+        with self._lock:
+            if not self._index.is_referred_to(digest):
+                self._index.forget(digest)
+                self._files.remove(digest)
+
     # --- names -------------------------------------------------------------------------------
 
     def promote(self, name: str, digest: str) -> Alias:
@@ -207,6 +214,10 @@ class AdapterStore:
         if alias is None:
             raise StoreError("unknown_name", f"adapter {shown(name)} is not registered")
         return alias
+
+    def knows(self, name: str) -> bool:
+        """Whether a name means anything."""
+        return self._index.alias(name) is not None
 
     def aliases(self, after: str = "", limit: int = -1) -> list[Alias]:
         """Names in their order, those past ``after``; a negative limit: all."""

@@ -1,0 +1,34 @@
+"""From the bytes of a request body to typed values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+from fastapi import Request
+
+from server.errors import InvalidRequest
+
+T = TypeVar("T")
+
+_PATH = re.compile(r"`\$\.(\w+)")
+_MISSING = re.compile(r"field `(\w+)`")
+
+
+async def read_body(request: Request, decode: Callable[[bytes], T]) -> T:
+    """What ``decode``, a msgspec decoder's method or one over it, makes of the body.
+
+    Raises:
+        InvalidRequest: the body is not UTF-8 JSON (NaN, infinities and lone surrogates are not),
+            not an object, or a field is missing or mistyped.
+    """
+    body = await request.body()
+    try:
+        return decode(body)
+    except msgspec.ValidationError as error:
+        found = _PATH.search(str(error)) or _MISSING.search(str(error))
+        raise InvalidRequest(str(error), param=found[1] if found else None) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from error
