@@ -86,10 +86,11 @@ class Service:
             self._progress()
             for message in self._link.receive(self._patience()):
                 self._handle(message, draining=drain_until is not None)
-            self._link.send(self._fleet.turn())
+            answers = self._fleet.turn()
             if self._fleet.changed:
                 self._fleet.changed = False
-                self._link.send([self.models()])
+                self._link.send([self.models()])  # before a caller is told that it is so
+            self._link.send(answers)
             if drain_until is None and self._stopping():
                 drain_until = time.monotonic() + self._options.drain_timeout
                 log.info("draining %d open requests", len(self._engine.requests))
