@@ -1,0 +1,107 @@
+"""How many adapters and tokens fit, before anything is loaded.
+
+    python -m launch.plan --model DIR --gpus 2 --memory 80GiB --adapters profile.json
+
+The profile lists kinds of adapters: ``[{"rank": 16, "count": 200}, {"rank": 64, "count": 20,
+"targets": ["q_proj", "v_proj"]}]``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tp_engine.config import GIB, MIB, EngineConfig, parse_size
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the plan; 2 where something is wrong with what was given."""
+    parser = _parser()
+    given = parser.parse_args(argv)
+    from launch.planning import Capacity, as_json, plan_capacity, read_profile
+    from tp_engine.hub import local_model
+    from tp_engine.models import ModelSpec
+
+    try:
+        config = EngineConfig(
+            model=given.model,
+            quantize=given.quantize,
+            dtype=given.dtype,
+            max_model_len=given.max_model_len,
+            max_num_seqs=given.max_num_seqs,
+            max_num_batched_tokens=given.max_num_batched_tokens,
+            gpu_memory_utilization=given.gpu_memory_utilization,
+        )
+        spec = ModelSpec.from_directory(local_model(config))
+        capacity: Capacity = plan_capacity(
+            spec,
+            config.resolve(cuda=True, model_positions=spec.max_position_embeddings),
+            given.gpus,
+            memory=given.memory,
+            kinds=() if given.adapters is None else read_profile(given.adapters),
+            kv_tokens=given.kv_tokens,
+        )
+    except ValueError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 2
+    if given.json:
+        print(json.dumps(as_json(capacity)))
+    else:
+        _print_table(capacity)
+    return 0
+
+
+def _print_table(capacity: object) -> None:
+    from launch.planning import CERTAINTY, Capacity
+
+    assert isinstance(capacity, Capacity)
+    layout = capacity.layout
+    print("bytes of a rank, the heaviest one where they differ")
+    print(f"  base weights        {capacity.need.weights / GIB:10.2f} GiB (estimate)")
+    print(f"  scratch of a step   {capacity.need.scratch / GIB:10.2f} GiB (estimate)")
+    print(f"  arena               {capacity.arena_bytes / GIB:10.2f} GiB")
+    print(
+        f"                      {capacity.pages:10d} pages of {layout.page_bytes} bytes, "
+        f"{layout.block_tokens} tokens each"
+    )
+    print(f"  KV tokens           {capacity.kv_tokens:10d} without adapters")
+    for need in capacity.kinds:
+        kind = need.kind
+        print(
+            f"  adapter of rank {kind.rank:<4}{need.allocated / MIB:10.2f} MiB in {need.pages} "
+            f"pages, {need.row_bytes / MIB:.2f} MiB of rows, {len(kind.targets)} modules a layer; "
+            f"{kind.count} of them"
+        )
+    if capacity.kinds:
+        print(
+            f"  at once             {capacity.drawn:10d} adapters as drawn from the profile "
+            f"({CERTAINTY:.0%} of draws), beside {capacity.kv_tokens_left} KV tokens"
+        )
+        print(f"  host memory         {capacity.host_bytes / GIB:10.2f} GiB for all adapters")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m launch.plan", description=(__doc__ or "").splitlines()[0]
+    )
+    add = parser.add_argument
+    add("--model", required=True, help="base model: a directory or a Hub id in the cache")
+    add("--gpus", type=int, required=True, help="ranks, one a GPU")
+    add("--memory", type=parse_size, required=True, help="of a GPU, such as 80GiB")
+    add("--adapters", type=Path, help="profile of the adapters, JSON")
+    add("--kv-tokens", type=int, default=0, help="tokens that must have room beside them")
+    add("--quantize", choices=["nf4"])
+    add("--dtype", default="auto")
+    add("--max-model-len", type=int)
+    add("--max-num-seqs", type=int, default=64)
+    add("--max-num-batched-tokens", type=int)
+    add("--gpu-memory-utilization", type=float, default=0.9)
+    add("--json", action="store_true", help="one JSON line instead of the table")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
