@@ -73,6 +73,8 @@ class Delivery:
             return self._images.pop(handle)
 
     def _run(self) -> None:
+        if self._comm.device.type == "cuda":
+            torch.cuda.set_device(self._comm.device)  # a thread begins with the first GPU
         while self._error is None:
             job = self._jobs.get()
             try:
@@ -95,6 +97,8 @@ class Delivery:
                 torch.int64,
             ),
         )
+        if self._comm.device.type == "cuda":  # copies from pinned memory need no waiting
+            image = AdapterImage(pages=image.pages.pin_memory(), record=image.record)
         with self._lock:
             self._images[handle] = image
         self._comm.gather_background(handle)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,12 +40,16 @@ class Arena:
         )
 
     def publish(self, image: AdapterImage, descriptor: int, pages: list[int], layers: int) -> None:
-        """Copy an adapter into its pages and write its record with their addresses."""
-        page_bytes = self.layout.page_bytes
-        rows = self.memory.view(-1, page_bytes)
-        rows[torch.tensor(pages, device=rows.device)] = image.pages.to(rows.device)
+        """Copy an adapter into its pages and write its record with their addresses.
+
+        On a GPU, from pinned memory, the copies are only begun.
+        """
+        device, page_bytes = self.memory.device, self.layout.page_bytes
+        places = to_device(np.array(pages), device)
+        self.memory.view(-1, page_bytes)[places] = image.pages.to(device, non_blocking=True)
         record = relocate(image.record, pages, layers, page_bytes)
-        self.descriptors[descriptor : descriptor + record.numel()] = record.to(rows.device)
+        stretch = slice(descriptor, descriptor + record.numel())
+        self.descriptors[stretch] = to_device(record.numpy(), device)
 
 
 class Runner:
