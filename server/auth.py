@@ -16,7 +16,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from server.errors import Unauthorized
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
-CONTROL_PATHS = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+CONTROL_PATHS = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/admin"})
+"""And all that lies below them."""
 
 
 class ApiKeys:
@@ -67,7 +68,8 @@ class AuthMiddleware:
     def _keys_for(self, path: str) -> ApiKeys | None:
         if path in OPEN_PATHS:
             return None
-        if path in CONTROL_PATHS and self._admin_keys is not None:
+        control = any(path == top or path.startswith(f"{top}/") for top in CONTROL_PATHS)
+        if control and self._admin_keys is not None:
             return self._admin_keys
         return self._keys
 

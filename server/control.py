@@ -15,9 +15,16 @@ from starlette.responses import Response
 from server.body import read_body
 from server.errors import ApiError, Conflict, InvalidRequest, Unavailable, UnknownModel
 from server.services import services_of
-from tp_engine.messages import AdapterReply, LoadAdapter, UnloadAdapter
+from tp_engine.messages import (
+    AdapterReply,
+    AdapterStatus,
+    ListAdapters,
+    LoadAdapter,
+    MoveAdapter,
+    UnloadAdapter,
+)
 
-router = APIRouter(prefix="/v1")
+router = APIRouter()
 
 
 class LoadFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +43,18 @@ class UnloadFields(msgspec.Struct, frozen=True, kw_only=True):
     """Sent by some clients; names tell adapters apart here."""
 
 
+class PromoteFields(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of a promotion."""
+
+    revision: str
+
+
+class AdapterPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Some adapters; ``after`` the last one's name comes the next page."""
+
+    adapters: list[AdapterStatus]
+
+
 class Done(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What was done."""
 
@@ -48,11 +67,15 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     warnings: list[str] = []
 
 
+MAX_PAGE = 1000
+"""Most adapters of a page."""
+
+_promote_decoder = msgspec.json.Decoder(PromoteFields)
 _load_decoder = msgspec.json.Decoder(LoadFields)
 _unload_decoder = msgspec.json.Decoder(UnloadFields)
 
 
-@router.post("/load_lora_adapter")
+@router.post("/v1/load_lora_adapter")
 async def load(request: Request) -> Response:
     """Load an adapter; answers when requests may use it."""
     fields = await read_body(request, _load_decoder.decode)
@@ -62,18 +85,77 @@ async def load(request: Request) -> Response:
         path=fields.lora_path,
         in_place=fields.load_inplace,
     )
-    return _done("added", fields.lora_name, await services_of(request).client.call(call))
+    return await _do(request, call, "added")
 
 
-@router.post("/unload_lora_adapter")
+@router.post("/v1/unload_lora_adapter")
 async def unload(request: Request) -> Response:
     """Unload an adapter; requests that run go on, new ones get 404."""
     fields = await read_body(request, _unload_decoder.decode)
     call = UnloadAdapter(call_id=uuid.uuid4().hex, name=fields.lora_name)
-    return _done("removed", fields.lora_name, await services_of(request).client.call(call))
+    return await _do(request, call, "removed")
 
 
-def _done(what: str, name: str, reply: AdapterReply) -> Response:
+@router.get("/admin/adapters")
+async def adapters(request: Request) -> Response:
+    """List a page of adapters."""
+    limit = _limit(request.query_params.get("limit", "100"))
+    call = ListAdapters(
+        call_id=uuid.uuid4().hex, after=request.query_params.get("after", ""), limit=limit
+    )
+    return _json(AdapterPage(adapters=await _list(request, call)))
+
+
+@router.get("/admin/adapters/{name:path}")
+async def adapter(request: Request, name: str) -> Response:
+    """Show one adapter."""
+    found = await _list(request, ListAdapters(call_id=uuid.uuid4().hex, name=name))
+    if not found:
+        raise UnknownModel(
+            f"adapter {name!r} is not loaded", param="name", code="adapter_not_found"
+        )
+    return _json(found[0])
+
+
+@router.delete("/admin/adapters/{name:path}")
+async def delete(request: Request, name: str) -> Response:
+    """Unload an adapter, for good."""
+    return await _do(request, UnloadAdapter(call_id=uuid.uuid4().hex, name=name), "removed")
+
+
+@router.post("/admin/adapters/{name:path}/promote")
+async def promote(request: Request, name: str) -> Response:
+    """Let a name mean a revision of the store."""
+    fields = await read_body(request, _promote_decoder.decode)
+    call = MoveAdapter(call_id=uuid.uuid4().hex, name=name, revision=fields.revision)
+    return await _do(request, call, "promoted")
+
+
+@router.post("/admin/adapters/{name:path}/roll_back")
+async def roll_back(request: Request, name: str) -> Response:
+    """Let a name mean what it meant before its last move."""
+    call = MoveAdapter(call_id=uuid.uuid4().hex, name=name, revision=None)
+    return await _do(request, call, "rolled back")
+
+
+def _limit(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_PAGE:
+        raise InvalidRequest(f"limit={text!r} must be from 1 to {MAX_PAGE}", param="limit")
+    return int(text)
+
+
+async def _list(request: Request, call: ListAdapters) -> list[AdapterStatus]:
+    answer = await services_of(request).client.call(call)
+    if isinstance(answer, AdapterReply):
+        raise _error(answer.code or "", answer.message)
+    return answer.adapters
+
+
+async def _do(
+    request: Request, call: LoadAdapter | MoveAdapter | UnloadAdapter, what: str
+) -> Response:
+    reply, name = await services_of(request).client.call(call), call.name
+    assert isinstance(reply, AdapterReply)
     if reply.code is not None:
         raise _error(reply.code, reply.message)
     assert reply.revision is not None
@@ -85,12 +167,18 @@ def _done(what: str, name: str, reply: AdapterReply) -> Response:
         modules_expected=reply.expected,
         warnings=reply.warnings,
     )
-    return Response(msgspec.json.encode(done), media_type="application/json")
+    return _json(done)
+
+
+def _json(body: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")
 
 
 def _error(code: str, message: str) -> ApiError:
-    if code == "adapter_not_found":
-        return UnknownModel(message, param="lora_name", code=code)
+    if code in ("adapter_not_found", "unknown_name"):
+        return UnknownModel(message, param="lora_name", code="adapter_not_found")
+    if code in ("unknown_revision", "not_ready", "nothing_before", "no_store"):
+        return InvalidRequest(message, param="revision", code=code)
     if code == "adapter_loading":
         return Conflict(message, param="lora_name", code=code)
     if code == "shutting_down":

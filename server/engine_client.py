@@ -21,11 +21,13 @@ from server.batch import Batch
 from server.errors import EngineDead, InvalidRequest, Unavailable
 from tp_engine.messages import (
     Abort,
+    AdapterAnswer,
+    AdapterCall,
+    AdapterList,
     AdapterReply,
     Draining,
     Failed,
     Goodbye,
-    LoadAdapter,
     Models,
     Output,
     Phase,
@@ -34,7 +36,6 @@ from tp_engine.messages import (
     Submit,
     ToEngine,
     ToFrontEnd,
-    UnloadAdapter,
     decode_to_front_end,
     encode,
 )
@@ -62,7 +63,7 @@ class EngineClient:
         self._endpoints = (to_engine, to_front_end)
         self._max_open = max_open
         self._batches: dict[str, Batch] = {}
-        self._calls: dict[str, asyncio.Future[AdapterReply]] = {}
+        self._calls: dict[str, asyncio.Future[AdapterAnswer]] = {}
         self.phase = "starting"
         """What the engine is doing until it is ready."""
         self.ready: Ready | None = None
@@ -122,8 +123,8 @@ class EngineClient:
             self._send(submit)
         return batch
 
-    async def call(self, message: LoadAdapter | UnloadAdapter) -> AdapterReply:
-        """Have an adapter loaded or unloaded, and wait for what becomes of it.
+    async def call(self, message: AdapterCall) -> AdapterAnswer:
+        """Have something done about adapters, and wait for what becomes of it.
 
         A caller that goes away leaves the call to its end.
 
@@ -132,7 +133,7 @@ class EngineClient:
             Unavailable: it has not started, or is draining.
         """
         self.require_serving()
-        reply: asyncio.Future[AdapterReply] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[AdapterAnswer] = asyncio.get_running_loop().create_future()
         self._calls[message.call_id] = reply
         self._send(message)
         try:
@@ -204,7 +205,7 @@ class EngineClient:
             if (batch := self._batches.get(message.request_id)) is not None:
                 batch.deliver(message)
             return
-        if isinstance(message, AdapterReply):
+        if isinstance(message, (AdapterReply, AdapterList)):
             if (reply := self._calls.get(message.call_id)) is not None and not reply.done():
                 reply.set_result(message)
             return

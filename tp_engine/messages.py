@@ -62,6 +62,25 @@ class LoadAdapter(Message, frozen=True, kw_only=True):
     """Whether a loaded adapter of this name is replaced; else it is refused."""
 
 
+class MoveAdapter(Message, frozen=True, kw_only=True):
+    """Let a name mean another revision of the store. Answered by `AdapterReply` when it does."""
+
+    call_id: str
+    name: str
+    revision: str | None
+    """SHA-256 of the revision, in hex; None: what the name meant before its last move."""
+
+
+class ListAdapters(Message, frozen=True, kw_only=True):
+    """Tell of the adapters whose names come after ``after``. Answered by `AdapterList`."""
+
+    call_id: str
+    after: str = ""
+    limit: int = 100
+    name: str | None = None
+    """Only this one, if it is there."""
+
+
 class UnloadAdapter(Message, frozen=True, kw_only=True):
     """Let a name mean nothing. Answered by `AdapterReply` at once; running requests go on."""
 
@@ -69,7 +88,8 @@ class UnloadAdapter(Message, frozen=True, kw_only=True):
     name: str
 
 
-ToEngine = Submit | Abort | Goodbye | LoadAdapter | UnloadAdapter
+AdapterCall = LoadAdapter | MoveAdapter | UnloadAdapter | ListAdapters
+ToEngine = Submit | Abort | Goodbye | AdapterCall
 
 
 # --- engine to front end ---------------------------------------------------------------------
@@ -125,6 +145,36 @@ class AdapterReply(Message, frozen=True, kw_only=True):
     expected: int = 0
     """Modules that the adapter's config targets."""
     warnings: list[str] = []
+
+
+class AdapterStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of an adapter now."""
+
+    name: str
+    revision: str
+    """SHA-256 of its canonical config and tensors, in hex."""
+    source: str
+    """Directory it was read from."""
+    max_rank: int
+    """The largest LoRA rank of any module."""
+    modules: int
+    """Modules that it changes."""
+    pages: int
+    """Arena pages that it takes on each rank when resident."""
+    resident: bool
+    """Whether it stands in the arena."""
+    requests: int
+    """Open requests of its revision, under any name."""
+    history: list[str] = []
+    """Revisions that the name meant, the present one first; of the store."""
+
+
+class AdapterList(Message, frozen=True, kw_only=True):
+    """Answer to `ListAdapters`."""
+
+    call_id: str
+    adapters: list[AdapterStatus]
+    """In the order of their names."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -185,7 +235,8 @@ class Draining(Message, frozen=True, kw_only=True):
     """The engine takes no new request and will end when the open ones have."""
 
 
-ToFrontEnd = Phase | Ready | Models | AdapterReply | Output | Failed | Stats | Draining
+AdapterAnswer = AdapterReply | AdapterList
+ToFrontEnd = Phase | Ready | Models | AdapterAnswer | Output | Failed | Stats | Draining
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

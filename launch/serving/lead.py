@@ -28,12 +28,11 @@ from sharding import cut_table
 from tp_engine.adapters import AdapterRegistry
 from tp_engine.adapters.store import AdapterStore
 from tp_engine.engine import Engine
-from tp_engine.fleet import AdapterFleet
+from tp_engine.fleet import AdapterFleet, AdapterLoader
 from tp_engine.garbage import freeze_objects
 from tp_engine.hub import download_model
 from tp_engine.link import FrontEndGone, FrontEndLink
 from tp_engine.liveness import Liveness, Watchdog
-from tp_engine.loader import AdapterLoader
 from tp_engine.logs import Phases
 from tp_engine.messages import Failed, Models, Phase, Ready
 from tp_engine.models import ModelSpec

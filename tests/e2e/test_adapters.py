@@ -78,6 +78,14 @@ def call(server: Server, what: str, key: str = ADMIN, **body: Any) -> httpx.Resp
     )
 
 
+def admin(server: Server, method: str, path: str, **options: Any) -> httpx.Response:
+    """A call of the operators' API."""
+    headers = {"Authorization": f"Bearer {ADMIN}"}
+    return httpx.request(
+        method, f"{server.url}/admin/adapters{path}", headers=headers, timeout=60.0, **options
+    )
+
+
 def load(server: Server, name: str, path: Path, **body: Any) -> httpx.Response:
     return call(server, "load", lora_name=name, lora_path=str(path), **body)
 
@@ -190,6 +198,7 @@ def test_only_an_operator_may_call(server: Server, root: Path) -> None:
     for key in (KEY, "wrong"):
         answer = call(server, "load", key=key, lora_name="x", lora_path=str(root / "a"))
         assert answer.status_code == 401
+    assert httpx.get(f"{server.url}/admin/adapters", headers=server.headers).status_code == 401
     as_operator = {"Authorization": f"Bearer {ADMIN}"}
     assert server.http.get("/v1/models", headers=as_operator).status_code == 401
     assert served(server) == {"base"}
@@ -207,6 +216,21 @@ def test_what_was_loaded_is_there_after_all_processes_were_killed(
             assert load(server, name, mine / path).status_code == 200
         assert load(server, "x", mine / "b", load_inplace=True).status_code == 200
         assert call(server, "unload", lora_name="gone").status_code == 200
+        first, second = (admin(server, "GET", "/x").json()["history"][place] for place in (1, 0))
+        assert admin(server, "POST", "/x/roll_back").json()["revision"] == first
+        assert says(server, "x") == right["a"]
+        assert admin(server, "POST", "/x/roll_back").json()["error"]["code"] == "nothing_before"
+        promoted = admin(server, "POST", "/x/promote", json={"revision": second})
+        assert promoted.json()["revision"] == second
+        nobody = admin(server, "POST", "/x/promote", json={"revision": "f" * 64})
+        assert (nobody.status_code, nobody.json()["error"]["code"]) == (400, "unknown_revision")
+        names = [each["name"] for each in admin(server, "GET", "").json()["adapters"]]
+        assert names == ["x", "y"]
+        assert admin(server, "GET", "?after=x&limit=1").json()["adapters"][0]["name"] == "y"
+        assert admin(server, "GET", "?limit=0").status_code == 400
+        assert admin(server, "GET", "/nobody").status_code == 404
+        assert load(server, "z/w", mine / "a").status_code == 200
+        assert admin(server, "DELETE", "/z/w").status_code == 200
         for process in server.processes().values():
             process.send_signal(signal.SIGKILL)
     shutil.rmtree(mine)

@@ -12,9 +12,20 @@ import torch
 
 from tests.engine.fake import LAYOUT, FakeImage, make_engine, solo, submit
 from tp_engine.adapters import AdapterError, AdapterRegistry
+from tp_engine.adapters.store import StoreError
 from tp_engine.engine import Engine
 from tp_engine.fleet import AdapterFleet
-from tp_engine.messages import AdapterReply, Failed, LoadAdapter, Message, Output, UnloadAdapter
+from tp_engine.messages import (
+    AdapterList,
+    AdapterReply,
+    Failed,
+    ListAdapters,
+    LoadAdapter,
+    Message,
+    MoveAdapter,
+    Output,
+    UnloadAdapter,
+)
 from tp_engine.params import SamplingParams
 
 PARAMS = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
@@ -46,6 +57,15 @@ class FakeLoader:
 
     def record(self, name: str, digest: str) -> None:
         self.names[name] = digest
+
+    def load_kept(self, name: str, digest: str | None) -> Any:
+        raise StoreError("no_store", "nothing is kept here")
+
+    def roll_back(self, name: str, digest: str) -> None:
+        raise NotImplementedError
+
+    def history(self, name: str) -> list[str]:
+        return [self.names[name]]
 
     def erase(self, name: str) -> None:
         self.names.pop(name, None)
@@ -235,6 +255,45 @@ def test_a_revision_that_is_named_again_while_it_drains_stays(world: World) -> N
     assert world.until_answered().revision == "good-2"
     ask(world, "again", "z")
     assert world.run()["again"] == solo("good-2", [5, 6, 7], PARAMS)
+
+
+def test_a_move_without_a_store_is_refused(world: World) -> None:
+    world.load("x", "good-2")
+    for revision in ("good-3", None):
+        replies = world.fleet.handle(MoveAdapter(call_id="m", name="x", revision=revision))
+        assert world.until_answered(*replies).code == "no_store"
+    assert world.registry.resolve("x").digest == "good-2"
+
+
+def test_the_list_tells_what_is_resident_and_in_use(world: World) -> None:
+    for name, path in (("b", "good-2"), ("a", "good-3"), ("c", "good-2")):
+        world.load(name, path)
+    for request_id in ("r1", "r2"):
+        ask(world, request_id, "b")
+    world.step()
+    calls = [
+        ListAdapters(call_id="all"),
+        ListAdapters(call_id="page", after="a", limit=1),
+        ListAdapters(call_id="one", name="c"),
+        ListAdapters(call_id="none", name="d"),
+    ]
+    for call in calls:
+        assert world.fleet.handle(call) == []
+    found: dict[str, AdapterList] = {}
+    while len(found) < len(calls):
+        found |= {m.call_id: m for m in world.fleet.turn() if isinstance(m, AdapterList)}
+    shown = [
+        (each.name, each.revision, each.pages, each.resident, each.requests)
+        for each in found["all"].adapters
+    ]
+    assert shown == [
+        ("a", "good-3", 3, False, 0),
+        ("b", "good-2", 2, True, 2),
+        ("c", "good-2", 2, True, 2),
+    ]
+    assert [each.name for each in found["page"].adapters] == ["b"]
+    assert [each.name for each in found["one"].adapters] == ["c"]
+    assert found["none"].adapters == [] and found["all"].adapters[1].history == ["good-2"]
 
 
 def test_requests_that_take_too_long_are_ended_and_told(hasty: World) -> None:

@@ -22,7 +22,13 @@ log = logging.getLogger(__name__)
 FILES: Final = (CONFIG_NAME, WEIGHTS_NAME)
 """Of a revision."""
 StoreErrorCode = Literal[
-    "unknown_name", "unknown_revision", "not_ready", "in_use", "nothing_before", "damaged"
+    "unknown_name",
+    "unknown_revision",
+    "not_ready",
+    "in_use",
+    "nothing_before",
+    "damaged",
+    "no_store",
 ]
 
 
@@ -166,19 +172,27 @@ class AdapterStore:
             self._index.move(name, digest)
             return self.alias(name)
 
-    def roll_back(self, name: str) -> Alias:
-        """Let a name mean what it meant before its last move.
+    def earlier(self, name: str) -> str:
+        """The revision that a name meant before its last move.
 
         Raises:
             StoreError: ``unknown_name``; ``nothing_before`` if it never meant anything else;
                 ``not_ready`` if that revision cannot be served any more.
         """
+        self.alias(name)
+        past = self._index.moves(name)
+        if len(past) < 2:
+            raise StoreError("nothing_before", f"adapter {shown(name)} has no earlier revision")
+        return self._check_ready(past[1].digest).manifest.digest
+
+    def roll_back(self, name: str) -> Alias:
+        """Let a name mean what it meant before its last move.
+
+        Raises:
+            StoreError: as `earlier`.
+        """
         with self._lock:
-            self.alias(name)
-            past = self._index.moves(name)
-            if len(past) < 2:
-                raise StoreError("nothing_before", f"adapter {shown(name)} has no earlier revision")
-            self._check_ready(past[1].digest)
+            self.earlier(name)
             self._index.undo_move(name)
             return self.alias(name)
 

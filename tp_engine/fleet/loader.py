@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class AdapterLoader:
-    """Rank 0's; see `tp_engine.fleet.Loader`."""
+    """Rank 0's; see `tp_engine.fleet.errands.Loader`."""
 
     def __init__(self, rank: Rank, store: AdapterStore | None) -> None:
         """Work for a rank; with a store, what is loaded survives a restart."""
@@ -43,10 +43,35 @@ class AdapterLoader:
             revision, _ = self._store.add(directory, self.read)
         return revision, self.pack(revision)
 
+    def load_kept(
+        self, name: str, digest: str | None
+    ) -> tuple[AdapterRevision, list[AdapterImage]]:
+        """Read and pack a revision of the store; None: the one before a name's last move.
+
+        Raises:
+            StoreError: there is no store, no such name or revision, or its files are damaged.
+        """
+        store = self._need_store()
+        revision = self.read(store.directory(digest or store.earlier(name)))
+        return revision, self.pack(revision)
+
     def record(self, name: str, digest: str) -> None:
         """Make it last that a name means a revision."""
         if self._store is not None:
             self._store.promote(name, digest)
+
+    def roll_back(self, name: str, digest: str) -> None:
+        """Make it last that a name means what it meant before its last move, this revision."""
+        assert self._need_store().roll_back(name).digest == digest
+
+    def history(self, name: str) -> list[str]:
+        """Revisions that a name meant, the present one first; none without a store."""
+        return [] if self._store is None else [move.digest for move in self._store.moves(name)]
+
+    def _need_store(self) -> AdapterStore:
+        if self._store is None:
+            raise StoreError("no_store", "the server was started without --adapter-store")
+        return self._store
 
     def erase(self, name: str) -> None:
         """Make it last that a name means nothing; delete what nothing refers to any more."""

@@ -16,61 +16,27 @@ import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-from tp_engine.adapters import AdapterError, AdapterImage, AdapterRegistry, AdapterRevision
+from tp_engine.adapters import AdapterError, AdapterRegistry, AdapterRevision
 from tp_engine.adapters.errors import shown
 from tp_engine.adapters.names import check_name
 from tp_engine.adapters.paths import resolve_adapter_path
 from tp_engine.adapters.store import StoreError
 from tp_engine.engine import Engine
-from tp_engine.messages import AdapterReply, Failed, LoadAdapter, Message, UnloadAdapter
+from tp_engine.fleet.errands import CallError, Loader, Loading
+from tp_engine.fleet.listing import Listing
+from tp_engine.messages import (
+    AdapterCall,
+    AdapterReply,
+    Failed,
+    LoadAdapter,
+    Message,
+    MoveAdapter,
+    UnloadAdapter,
+)
 
 log = logging.getLogger(__name__)
-
-Loaded = tuple[AdapterRevision, Sequence[AdapterImage]]
-
-
-class Loader(Protocol):
-    """What is slow; every method is called in one other thread, in the order of the calls.
-
-    A ValueError refuses the call and says why.
-    """
-
-    def load(self, directory: Path) -> Loaded:
-        """Keep, read, check, cut and pack an adapter."""
-        ...
-
-    def record(self, name: str, digest: str) -> None:
-        """Make it last that a name means a revision."""
-        ...
-
-    def erase(self, name: str) -> None:
-        """Make it last that a name means nothing."""
-        ...
-
-
-class CallError(ValueError):
-    """A call that is refused; ``code`` is for programs."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-@dataclass(slots=True, eq=False)
-class _Loading:
-    """One load on its way."""
-
-    call: LoadAdapter
-    name: str
-    loaded: Future[Loaded]
-    revision: AdapterRevision | None = None
-    """Once it is read."""
-    recorded: Future[None] | None = None
-    """Once all ranks have it."""
 
 
 class AdapterFleet:
@@ -101,8 +67,9 @@ class AdapterFleet:
         self._drain_timeout = drain_timeout
         # One at a time: the engine's steps need the host's cores more than a load does.
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter-reader")
-        self._loading: dict[str, _Loading] = {}
+        self._loading: dict[str, Loading] = {}
         self._erasing: list[tuple[UnloadAdapter, str, Future[None]]] = []
+        self._listing = Listing(engine, registry, loader, self._reader)
         self._draining: dict[str, float] = {}
         self.changed = False
         """Whether names have changed since this was last cleared."""
@@ -110,19 +77,23 @@ class AdapterFleet:
     @property
     def busy(self) -> bool:
         """Whether `turn` has something to wait for."""
-        return bool(self._loading or self._erasing or self._draining)
+        return bool(self._loading or self._erasing or self._listing.busy or self._draining)
 
     def close(self) -> None:
         """Give up what has not been begun."""
         self._reader.shutdown(wait=False, cancel_futures=True)
 
-    def handle(self, call: LoadAdapter | UnloadAdapter) -> list[AdapterReply]:
+    def handle(self, call: AdapterCall) -> list[AdapterReply]:
         """Begin what a call asks for; a refusal is answered at once, the rest by `turn`."""
         try:
             if isinstance(call, LoadAdapter):
-                self._begin(call)
-            else:
+                self._begin_load(call)
+            elif isinstance(call, MoveAdapter):
+                self._begin_move(call)
+            elif isinstance(call, UnloadAdapter):
                 self._unload(call)
+            else:
+                self._listing.begin(call)
             return []
         except (AdapterError, CallError) as error:
             return [_refusal(call.call_id, error.code, str(error))]
@@ -138,16 +109,15 @@ class AdapterFleet:
                 messages.append(reply)
         while self._erasing and self._erasing[0][2].done():
             messages.append(_erased(*self._erasing.pop(0)))
+        messages += self._listing.finished()
         for digest, deadline in list(self._draining.items()):
             messages += self._drain(digest, deadline)
         return messages
 
     # --- loading -----------------------------------------------------------------------------
 
-    def _begin(self, call: LoadAdapter) -> None:
-        name = check_name(call.name, self._registry.base_names)
-        if name in self._loading:
-            raise CallError("adapter_loading", f"adapter {shown(name)} is being loaded already")
+    def _begin_load(self, call: LoadAdapter) -> None:
+        name = self._check_free(call.name)
         if name in self._registry.adapters and not call.in_place:
             digest = self._registry.adapters[name].digest
             raise CallError(
@@ -156,7 +126,20 @@ class AdapterFleet:
                 "replaces it",
             )
         loaded = self._reader.submit(self._loader.load, self._allowed(call.path))
-        self._loading[name] = _Loading(call, name, loaded)
+        self._loading[name] = Loading(call, name, loaded, self._loader.record)
+
+    def _begin_move(self, call: MoveAdapter) -> None:
+        name = self._check_free(call.name)
+        record = self._loader.record if call.revision is not None else self._loader.roll_back
+        loaded = self._reader.submit(self._loader.load_kept, name, call.revision)
+        self._loading[name] = Loading(call, name, loaded, record)
+
+    def _check_free(self, name: str) -> str:
+        """The name as it is registered; nobody else may be at it."""
+        name = check_name(name, self._registry.base_names)
+        if name in self._loading:
+            raise CallError("adapter_loading", f"adapter {shown(name)} is being loaded already")
+        return name
 
     def _allowed(self, path: str) -> Path:
         if not self._roots:
@@ -168,7 +151,7 @@ class AdapterFleet:
             raise CallError("path_refused", f"adapter path {shown(path)} is not inside {roots}")
         return directory
 
-    def _advance(self, loading: _Loading) -> AdapterReply | None:
+    def _advance(self, loading: Loading) -> AdapterReply | None:
         """Do what can be done now; the answer once it is over."""
         try:
             return self._take_steps(loading)
@@ -181,7 +164,7 @@ class AdapterFleet:
         except OSError as error:
             return _refusal(loading.call.call_id, "unreadable", str(error))
 
-    def _take_steps(self, loading: _Loading) -> AdapterReply | None:
+    def _take_steps(self, loading: Loading) -> AdapterReply | None:
         roster = self._engine.roster
         if loading.revision is None and loading.loaded.done():
             loading.revision, images = loading.loaded.result()
@@ -191,9 +174,7 @@ class AdapterFleet:
         if revision is None or revision.digest not in roster.adapters:
             return None
         if loading.recorded is None:
-            loading.recorded = self._reader.submit(
-                self._loader.record, loading.name, revision.digest
-            )
+            loading.recorded = self._reader.submit(loading.record, loading.name, revision.digest)
         if not loading.recorded.done():
             return None
         loading.recorded.result()
