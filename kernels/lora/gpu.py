@@ -9,22 +9,28 @@ records and adapters early: what writes those must not be the very last launch b
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
 from kernels.checks import check_expand, check_lora, check_sites, reject
-from kernels.lora import LoraSegments
-from kernels.lora.plans import ExpandPlan, ShrinkPlan, plan_expand, plan_shrink
+from kernels.lora import LoraSegments, prefill
+from kernels.lora.launches import (
+    PRECISION,
+    SITES_PER_LAUNCH,
+    launch_options,
+    launches,
+    padded,
+    row_grid,
+)
+from kernels.lora.plans import MANY_ROWS, ExpandPlan, ShrinkPlan, plan_expand, plan_shrink
+from kernels.lora.prefill_plans import PrefillExpandPlan, PrefillShrinkPlan
 from kernels.lora.triton_expand import expand_kernel
 from kernels.lora.triton_shrink import shrink_kernel
 
-SITES_PER_LAUNCH = 3
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-_PRECISION = {torch.float16: "tf32x3", torch.bfloat16: "halves", torch.float32: "ieee"}
 
 
 def lora_shrink(
@@ -36,7 +42,7 @@ def lora_shrink(
     layer: int,
     sites: tuple[int, ...],
     num_sites: int,
-    plan: ShrinkPlan | None = None,
+    plan: ShrinkPlan | PrefillShrinkPlan | None = None,
 ) -> Tensor:
     """See `kernels.lora.LoraShrink`; returns h in parts. Ranks above max_rank read as 0."""
     check_lora(x, "x", arena, descriptors, layer, num_sites)
@@ -46,12 +52,15 @@ def lora_shrink(
     if not (rows and segments.max_rank and sites and len(segments.descriptors)):
         return x.new_zeros((len(sites), rows, segments.max_rank), dtype=torch.float32)
     x = x if x.stride(1) == 1 else x.contiguous()
+    if isinstance(plan, PrefillShrinkPlan) or (plan is None and rows >= MANY_ROWS):
+        where: Any = {"layer": layer, "sites": sites, "num_sites": num_sites}
+        return prefill.shrink(x, arena, descriptors, segments, **where, plan=plan)
     together = min(len(sites), SITES_PER_LAUNCH)
     plan = plan or plan_shrink(rows, segments, together, width, x.dtype)
     shape = (plan.parts(width), len(sites), rows, segments.max_rank)
     h = torch.empty(shape, dtype=torch.float32, device=x.device)
-    tiles, row_tiles, block_segments = _row_grid(segments, rows, plan.block_rows)
-    for at in _launches(len(sites)):
+    tiles, row_tiles, block_segments = row_grid(segments, rows, plan.block_rows)
+    for at in launches(len(sites)):
         heads = [2 * (layer * num_sites + site) for site in sites[at]]
         rank_rows = len(heads) * segments.max_rank
         shrink_kernel[(shape[0], tiles, triton.cdiv(rank_rows, plan.block_ranks))](
@@ -68,7 +77,7 @@ def lora_shrink(
             x.stride(0),
             h.stride(0),
             h.stride(1),
-            *_padded(heads),
+            *padded(heads),
             SITES=len(heads),
             STEPS=plan.steps,
             BLOCK_SEGMENTS=block_segments,
@@ -79,7 +88,7 @@ def lora_shrink(
             PRECISION="ieee",
             USE_DOT=plan.dot,
             num_stages=plan.stages,
-            **_launch_options(x.device, plan.warps),
+            **launch_options(x.device, plan.warps),
         )
     return h
 
@@ -95,7 +104,7 @@ def lora_expand_(
     sites: tuple[int, ...],
     num_sites: int,
     spans: tuple[tuple[int, int], ...],
-    plan: ExpandPlan | None = None,
+    plan: ExpandPlan | PrefillExpandPlan | None = None,
 ) -> None:
     """See `kernels.lora.LoraExpand`; y's rows must be contiguous."""
     check_lora(y, "y", arena, descriptors, layer, num_sites)
@@ -108,13 +117,17 @@ def lora_expand_(
     if not (h.numel() and len(segments.descriptors)):
         return
     rows = y.shape[0]
-    for at in _launches(len(sites)):
+    if isinstance(plan, PrefillExpandPlan) or (plan is None and rows >= MANY_ROWS):
+        where: Any = {"layer": layer, "sites": sites, "num_sites": num_sites, "spans": spans}
+        prefill.expand_(y, parts, arena, descriptors, segments, **where, plan=plan)
+        return
+    for at in launches(len(sites)):
         starts, widths = zip(*spans[at], strict=True)
         if not any(widths):
             continue
         heads = [2 * (layer * num_sites + site) for site in sites[at]]
         chosen = plan or plan_expand(rows, segments, max(widths), y.dtype)
-        tiles, row_tiles, block_segments = _row_grid(segments, rows, chosen.block_rows)
+        tiles, row_tiles, block_segments = row_grid(segments, rows, chosen.block_rows)
         vector = math.gcd(16, *starts, *widths)
         columns = sum(triton.cdiv(width, chosen.columns) for width in widths)
         expand_kernel[(columns, tiles)](
@@ -130,9 +143,9 @@ def lora_expand_(
             y.stride(0),
             parts.stride(0),
             parts.stride(1),
-            *_padded(heads),
-            *_padded([start // vector for start in starts]),
-            *_padded([width // vector for width in widths]),
+            *padded(heads),
+            *padded([start // vector for start in starts]),
+            *padded([width // vector for width in widths]),
             SITES=len(heads),
             PARTS=parts.shape[0],
             BLOCK_SEGMENTS=block_segments,
@@ -142,51 +155,12 @@ def lora_expand_(
             COLUMN_TILES=chosen.column_tiles,
             VECTOR=vector,
             ITEM=y.element_size(),
-            PRECISION=_PRECISION[y.dtype],
+            PRECISION=PRECISION[y.dtype],
             USE_DOT=chosen.dot,
             USE_TURNS=segments.max_rank > chosen.block_ranks,
             num_stages=1,
-            **_launch_options(y.device, chosen.warps),
+            **launch_options(y.device, chosen.warps),
         )
-
-
-def _launches(sites: int) -> Iterator[slice]:
-    """Yield the sites of each launch."""
-    for start in range(0, sites, SITES_PER_LAUNCH):
-        yield slice(start, min(sites, start + SITES_PER_LAUNCH))
-
-
-def _padded(values: Sequence[int]) -> tuple[int, ...]:
-    """Return the values and zeros for the sites that the launch doesn't have."""
-    return (*values, *(0,) * (SITES_PER_LAUNCH - len(values)))
-
-
-def _row_grid(segments: LoraSegments, rows: int, block_rows: int) -> tuple[int, int, int]:
-    """Return (row tiles of the grid, tiles a segment, BLOCK_SEGMENTS) as `find_rows` reads them.
-
-    Tiles are dealt out evenly where that makes no more of them than looking up each one's segment:
-    a segment of n rows fills at most n // block_rows + 1.
-    """
-    count = len(segments.descriptors)
-    longest = rows if segments.max_rows is None else min(rows, segments.max_rows)
-    each = max(1, triton.cdiv(longest, block_rows))
-    packed = count + rows // block_rows
-    if count * each <= packed:
-        return count * each, each, 0
-    return packed, 1, triton.next_power_of_2(count)
-
-
-def _launch_options(device: torch.device, warps: int) -> dict[str, int | bool]:
-    """Return what the launcher and the kernel need to know of the device."""
-    overlap = can_overlap(device)
-    options = {"num_warps": warps, "USE_PDL": overlap, "enable_fp_fusion": True}
-    return {**options, "launch_pdl": True} if overlap else options
-
-
-@lru_cache
-def can_overlap(device: torch.device) -> bool:
-    """Whether a launch may begin before the one before it has ended (Hopper and later)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _check_dtype(rows: Tensor, name: str) -> None:
@@ -194,4 +168,4 @@ def _check_dtype(rows: Tensor, name: str) -> None:
         reject(name, f"of dtype {', '.join(map(str, DTYPES))}", rows)
 
 
-__all__ = ["can_overlap", "lora_expand_", "lora_shrink"]
+__all__ = ["lora_expand_", "lora_shrink"]

@@ -23,7 +23,7 @@ SUM_TILE = 4
 SHARED_ROWS = 16
 """Rows of one adapter from which tensor cores pay in such a step: a tile of rows is then filled."""
 MANY_ROWS = 1024
-"""Rows of a step from which x and y weigh more than the adapters."""
+"""Rows of a step from which x and y weigh more than the adapters: `prefill_plans` has its plans."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,18 +77,6 @@ def plan_shrink(
     """Return the plan for x [rows, width] and a launch of `sites` sites."""
     longest = rows if segments.max_rows is None else min(rows, segments.max_rows)
     size = max(2, dtype.itemsize)
-    if rows >= MANY_ROWS:
-        block_k, tiles = 128 // size, _tiles(rows, 64)
-        parts = max(1, -(-MULTIPROCESSORS * 2 // tiles))
-        return ShrinkPlan(
-            block_rows=64,
-            block_ranks=min(64, _power(16, sites * segments.max_rank)),
-            block_k=block_k,
-            steps=max(1, -(-width // (block_k * parts))),
-            dot=True,
-            warps=4,
-            stages=4,
-        )
     wide = width > 8192  # twice the in-features a program, for half the parts
     block_k = min((2048 if wide else 1024) // size, _power(16, width))
     warps = 8 if wide else 4
@@ -110,14 +98,6 @@ def plan_expand(rows: int, segments: LoraSegments, width: int, dtype: torch.dtyp
     """Return the plan for y [rows, ...], the widest site of the launch having `width` columns."""
     longest = rows if segments.max_rows is None else min(rows, segments.max_rows)
     size = max(2, dtype.itemsize)
-    if rows >= MANY_ROWS:
-        return ExpandPlan(
-            block_rows=64,
-            block_columns=min(256 // size, _power(16, width)),
-            block_ranks=min(64, _power(16, segments.max_rank)),
-            dot=True,
-            warps=4,
-        )
     sums = _sums(rows, longest)
     return ExpandPlan(
         block_rows=_power(1, min(longest, SUM_TILE)) if sums else 16,
@@ -131,10 +111,6 @@ def plan_expand(rows: int, segments: LoraSegments, width: int, dtype: torch.dtyp
 def _sums(rows: int, longest: int) -> bool:
     """Whether products are sums without tensor cores."""
     return rows <= SUM_ROWS and longest < SHARED_ROWS
-
-
-def _tiles(rows: int, block: int) -> int:
-    return -(-rows // block)
 
 
 def _power(least: int, value: int) -> int:

@@ -7,7 +7,15 @@ rank-rows is as long as that adapter's own r.
 import triton
 import triton.language as tl
 
-from kernels.lora.triton_rows import begin, choose, find_rows, read_head, read_offsets, widen
+from kernels.lora.triton_rows import (
+    begin,
+    choose,
+    find_b,
+    find_rows,
+    multiply,
+    read_head,
+    widen,
+)
 
 _VARYING = [
     *("num_segments", "row_tiles", "stride_site"),
@@ -73,26 +81,6 @@ def _sum_row(p_h, r, stride_part, PARTS: tl.constexpr, BLOCK_RANKS: tl.constexpr
 
 
 @triton.jit
-def _find_b(p_words, p_arena, r, rank, BLOCK_RANKS: tl.constexpr, ITEM: tl.constexpr):
-    """Return (pointers, mask) [ranks, 1] of rank-rows rank .. rank + BLOCK_RANKS of B."""
-    j = rank + tl.arange(0, BLOCK_RANKS)
-    m_j = j < r
-    return p_arena + read_offsets(p_words + j, m_j, ITEM)[:, None], m_j[:, None]
-
-
-@triton.jit
-def _multiply(b_h, b_b, PRECISION: tl.constexpr):
-    """Return float32 h B. bfloat16: h in two halves, which is as good as 16 bits of it."""
-    if PRECISION == "halves":
-        high = b_h.to(b_b.dtype)
-        low = (b_h - high.to(tl.float32)).to(b_b.dtype)
-        b_delta = tl.dot(high, b_b, tl.dot(low, b_b))
-    else:
-        b_delta = tl.dot(b_h, b_b.to(tl.float32), input_precision=PRECISION)
-    return b_delta
-
-
-@triton.jit
 def _add_rows(
     p_out,
     p_row,
@@ -126,7 +114,7 @@ def _add_rows(
         b_delta = tl.sum(b_h[:, None] * widen(b_b), 0)
         if USE_TURNS:
             for rank in range(BLOCK_RANKS, r, BLOCK_RANKS):
-                p_b, m_b = _find_b(p_words, p_arena, r, rank, BLOCK_RANKS, ITEM)
+                p_b, m_b = find_b(p_words, p_arena, r, rank, BLOCK_RANKS, ITEM)
                 b_turn = tl.load(p_b + n[None, :], mask=m_b & m_n[None, :], other=0.0)
                 b_more = _sum_row(p_row + rank, r - rank, stride_part, PARTS, BLOCK_RANKS)
                 b_delta += tl.sum(b_more[:, None] * widen(b_turn), 0)
@@ -188,7 +176,7 @@ def expand_kernel(
     first_word, r = read_head(p_record, o_head, max_rank)
     scale = tl.load(p_record + o_head + 1).to(tl.float64, bitcast=True).to(tl.float32)
     p_words = p_record + first_word + r
-    p_b, m_b = _find_b(p_words, p_arena.to(p_y.dtype), r, 0, BLOCK_RANKS, ITEM)
+    p_b, m_b = find_b(p_words, p_arena.to(p_y.dtype), r, 0, BLOCK_RANKS, ITEM)
     b_b = tl.load(p_b + n[None, :], mask=m_b & (n < width)[None, :], other=0.0)
     begin(USE_PDL)
     if r == 0:
@@ -210,17 +198,17 @@ def expand_kernel(
                 b_ahead = tl.load(p_b + n_ahead[None, :], mask=m_b & m_ahead, other=0.0)
                 m_ahead = m_t[:, None] & m_ahead
                 b_y_ahead = tl.load(p_out + n_ahead[None, :], mask=m_ahead, other=0.0)
-            b_delta = _multiply(b_h, b_b, PRECISION)
+            b_delta = multiply(b_h, b_b, PRECISION)
             if USE_TURNS:
                 for rank in range(BLOCK_RANKS, r, BLOCK_RANKS):
-                    p_turn, m_turn = _find_b(
+                    p_turn, m_turn = find_b(
                         p_words, p_arena.to(p_y.dtype), r, rank, BLOCK_RANKS, ITEM
                     )
                     b_turn = tl.load(p_turn + n[None, :], mask=m_turn & m_n, other=0.0)
                     b_more = _sum_rows(
                         p_rows + rank, m_t, r - rank, stride_part, PARTS, BLOCK_RANKS
                     )
-                    b_delta += _multiply(b_more, b_turn, PRECISION)
+                    b_delta += multiply(b_more, b_turn, PRECISION)
             b_out = (b_y.to(tl.float32) + scale * b_delta).to(p_y.dtype.element_ty)
             tl.store(p_out + n[None, :], b_out, mask=m_t[:, None] & m_n)
             if COLUMN_TILES > 1:

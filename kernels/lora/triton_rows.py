@@ -29,11 +29,13 @@ def find_rows(
     row_tiles,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_SEGMENTS: tl.constexpr,
+    HAS_BASE: tl.constexpr = False,
 ):
     """Return (descriptor number, first row, end row) of a tile; number -1: nothing to do.
 
     With BLOCK_SEGMENTS = 0 each segment has row_tiles tiles. Else each has as many as it fills,
-    side by side, and BLOCK_SEGMENTS is a power of two that holds all segments.
+    side by side, and BLOCK_SEGMENTS is a power of two that holds all segments. With HAS_BASE those
+    of base rows have tiles too, of number -1.
     """
     if BLOCK_SEGMENTS == 0:
         segment = tile // row_tiles
@@ -44,7 +46,7 @@ def find_rows(
         number_g = tl.load(p_numbers + g, mask=m_g, other=-1)
         rows_g = tl.load(p_offsets + g + 1, mask=m_g, other=0)
         rows_g -= tl.load(p_offsets + g, mask=m_g, other=0)
-        tiles_g = tl.where(number_g >= 0, (rows_g + BLOCK_ROWS - 1) // BLOCK_ROWS, 0)
+        tiles_g = tl.where((number_g >= 0) | HAS_BASE, (rows_g + BLOCK_ROWS - 1) // BLOCK_ROWS, 0)
         ends_g = tl.cumsum(tiles_g, 0)
         segment = tl.sum((ends_g <= tile).to(tl.int32), 0)
         within = tile - tl.sum(tl.where(g < segment, tiles_g, 0), 0)
@@ -82,6 +84,57 @@ def choose(i, v0, v1, v2, SITES: tl.constexpr):
     else:
         chosen = tl.where(i == 0, v0, tl.where(i == 1, v1, v2))
     return chosen
+
+
+@triton.jit
+def find_rank_rows(
+    p_record,
+    o_head0,
+    o_head1,
+    o_head2,
+    row,
+    max_rank,
+    SITES: tl.constexpr,
+):
+    """Return (pointers to offsets, end of rows, site, place there) of rank-rows `row` of A.
+
+    The rank-rows of a launch's sites stand side by side: site 0's, site 1's, site 2's.
+    """
+    first0, end0 = read_head(p_record, o_head0, max_rank)
+    first1, end1, first2, end2 = first0, end0, first0, end0
+    if SITES > 1:
+        first1, r1 = read_head(p_record, o_head1, max_rank)
+        end1 = end0 + r1
+        end2 = end1
+    if SITES > 2:
+        first2, r2 = read_head(p_record, o_head2, max_rank)
+        end2 = end1 + r2
+    site = (row >= end0).to(tl.int32)
+    if SITES > 2:
+        site += (row >= end1).to(tl.int32)
+    place = row - choose(site, 0, end0, end1, SITES)
+    p_words = p_record + choose(site, first0, first1, first2, SITES) + place
+    return p_words, end2, site, place
+
+
+@triton.jit
+def find_b(p_words, p_arena, r, rank, BLOCK_RANKS: tl.constexpr, ITEM: tl.constexpr):
+    """Return (pointers, mask) [ranks, 1] of rank-rows rank .. rank + BLOCK_RANKS of B."""
+    j = rank + tl.arange(0, BLOCK_RANKS)
+    m_j = j < r
+    return p_arena + read_offsets(p_words + j, m_j, ITEM)[:, None], m_j[:, None]
+
+
+@triton.jit
+def multiply(b_h, b_b, PRECISION: tl.constexpr):
+    """Return float32 h B. bfloat16: h in two halves, which is as good as 16 bits of it."""
+    if PRECISION == "halves":
+        high = b_h.to(b_b.dtype)
+        low = (b_h - high.to(tl.float32)).to(b_b.dtype)
+        b_delta = tl.dot(high, b_b, tl.dot(low, b_b))
+    else:
+        b_delta = tl.dot(b_h, b_b.to(tl.float32), input_precision=PRECISION)
+    return b_delta
 
 
 @triton.jit

@@ -8,41 +8,12 @@ rank-rows of a launch's sites stand in one row:  [ site 0: r0 | site 1: r1 | sit
 import triton
 import triton.language as tl
 
-from kernels.lora.triton_rows import begin, choose, find_rows, read_head, read_offsets, widen
+from kernels.lora.triton_rows import begin, find_rank_rows, find_rows, read_offsets, widen
 
 _VARYING = [
     *("num_segments", "row_tiles", "stride_part", "stride_site"),
     *("o_head0", "o_head1", "o_head2"),
 ]
-
-
-@triton.jit
-def _find_rank_rows(
-    p_record,
-    o_head0,
-    o_head1,
-    o_head2,
-    max_rank,
-    SITES: tl.constexpr,
-    BLOCK_RANKS: tl.constexpr,
-):
-    """Return (pointers to offsets, row, end of rows, site, place there) of the rank-rows."""
-    first0, end0 = read_head(p_record, o_head0, max_rank)
-    first1, end1, first2, end2 = first0, end0, first0, end0
-    if SITES > 1:
-        first1, r1 = read_head(p_record, o_head1, max_rank)
-        end1 = end0 + r1
-        end2 = end1
-    if SITES > 2:
-        first2, r2 = read_head(p_record, o_head2, max_rank)
-        end2 = end1 + r2
-    row = tl.program_id(2) * BLOCK_RANKS + tl.arange(0, BLOCK_RANKS)
-    site = (row >= end0).to(tl.int32)
-    if SITES > 2:
-        site += (row >= end1).to(tl.int32)
-    place = row - choose(site, 0, end0, end1, SITES)
-    p_words = p_record + choose(site, first0, first1, first2, SITES) + place
-    return p_words, row, end2, site, place
 
 
 @triton.jit
@@ -104,8 +75,9 @@ def shrink_kernel(
     if number < 0:
         begin(USE_PDL)
         return
-    p_words, row, end, site, place = _find_rank_rows(
-        p_descriptors + number, o_head0, o_head1, o_head2, max_rank, SITES, BLOCK_RANKS
+    row = tl.program_id(2) * BLOCK_RANKS + tl.arange(0, BLOCK_RANKS)
+    p_words, end, site, place = find_rank_rows(
+        p_descriptors + number, o_head0, o_head1, o_head2, row, max_rank, SITES
     )
     m_ranks = row < end
     part = tl.program_id(0)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -28,7 +29,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import torch  # noqa: E402 (after the path)
 
-from kernels.lora import LoraSegments, gpu  # noqa: E402
+from kernels.lora import LoraSegments, launches  # noqa: E402
 from kernels.lora.plans import MANY_ROWS  # noqa: E402
 from launch.bench.environment import print_json  # noqa: E402
 from launch.bench.lora_arena import MODULES, Adapters, deal, make_adapters, zipf  # noqa: E402
@@ -111,18 +112,16 @@ def tune(bench: Bench, step: Step, deadline: float) -> tuple[dict[str, Plans], l
 
 
 def _short(plans: Plans) -> str:
-    """Shrink: rows x ranks x in-features * steps; expand: rows x ranks x out-features * tiles."""
-    shrink, expand = plans
-    parts = []
-    if shrink:
-        kind = f"dot s{shrink.stages}" if shrink.dot else "sum"
-        blocks = f"{shrink.block_rows}x{shrink.block_ranks}x{shrink.block_k}*{shrink.steps}"
-        parts.append(f"S {blocks} {kind} w{shrink.warps}")
-    if expand:
-        blocks = f"{expand.block_rows}x{expand.block_ranks}x{expand.block_columns}"
-        blocks += f"*{expand.column_tiles}"
-        parts.append(f"E {blocks} {'dot' if expand.dot else 'sum'} w{expand.warps}")
-    return ", ".join(parts)
+    """The numbers of each plan, in the order of its fields."""
+    named = zip("SE", plans, strict=True)
+    return ", ".join(f"{name} {_numbers(plan)}" for name, plan in named if plan)
+
+
+def _numbers(plan: Any) -> str:
+    """Sizes joined by x, with the flags that are set."""
+    values = {field.name: getattr(plan, field.name) for field in fields(plan)}
+    flags = "".join(f" {name}" for name, value in values.items() if value is True)
+    return "x".join(str(v) for v in values.values() if type(v) is int) + flags
 
 
 def measure(bench: Bench, case: Case, deadline: float) -> dict[str, Any]:
@@ -136,7 +135,7 @@ def measure(bench: Bench, case: Case, deadline: float) -> dict[str, Any]:
     results["bytes_us"] = round(1e6 * case.adapters.layer_bytes(case.who) / CEILING, 1)
     results["cold"] = round(bench.cold(step), 1)
     results["turning"] = round(bench.turning(step, MODULES), 1)
-    with patch.object(gpu, "can_overlap", lambda device: False):
+    with patch.object(launches, "can_overlap", lambda device: False):
         results["no_overlap"] = round(bench.cold(step), 1)
     results["in_graph"] = round(bench.cold(graph), 1)
     if case.target and time.monotonic() < deadline:

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from kernels.lora import LoraSegments, gpu, reference
 from kernels.lora.plans import ExpandPlan, ShrinkPlan
+from kernels.lora.prefill_plans import PrefillExpandPlan, PrefillShrinkPlan
 from launch.bench.lora_arena import MODULES, NUM_SITES, Adapters, Module
 
-Plans = tuple[ShrinkPlan | None, ExpandPlan | None]
+Plans = tuple[ShrinkPlan | PrefillShrinkPlan | None, ExpandPlan | PrefillExpandPlan | None]
 CHOSEN: Plans = (None, None)
 
 

@@ -15,9 +15,10 @@ from tests.kernels.truth import REFERENCE, assert_near, bits
 
 pytest.importorskip("triton")
 
-from kernels.lora import gpu
+from kernels.lora import launches
 from kernels.lora.gpu import lora_expand_, lora_shrink
 from kernels.lora.plans import ExpandPlan, ShrinkPlan
+from kernels.lora.prefill_plans import PrefillExpandPlan, PrefillShrinkPlan
 
 pytestmark = [
     pytest.mark.gpu,
@@ -26,7 +27,8 @@ pytestmark = [
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SPANS = ((0, 512), (512, 128), (640, 128))
 WHERE = {"layer": 0, "sites": QKV, "num_sites": 3}
-PLANS: dict[str, tuple[ShrinkPlan | None, ExpandPlan | None]] = {
+Plans = tuple[ShrinkPlan | PrefillShrinkPlan | None, ExpandPlan | PrefillExpandPlan | None]
+PLANS: dict[str, Plans] = {
     "chosen": (None, None),
     "sums": (
         ShrinkPlan(block_rows=2, block_ranks=16, block_k=128, steps=1, dot=False, warps=4),
@@ -40,9 +42,11 @@ PLANS: dict[str, tuple[ShrinkPlan | None, ExpandPlan | None]] = {
             block_rows=16, block_columns=128, block_ranks=16, dot=True, warps=4, column_tiles=3
         ),
     ),
-    "many": (
-        ShrinkPlan(block_rows=64, block_ranks=64, block_k=32, steps=3, dot=True, warps=4, stages=3),
-        ExpandPlan(block_rows=64, block_columns=64, block_ranks=64, dot=True, warps=4),
+    "many rows": (
+        PrefillShrinkPlan(block_rows=64, block_ranks=64, block_k=32, parts=3, warps=4, stages=3),
+        PrefillExpandPlan(
+            block_rows=64, block_columns=32, block_ranks=16, columns=128, warps=4, stages=2
+        ),
     ),
 }
 
@@ -75,7 +79,7 @@ def run(
     x: Tensor,
     y: Tensor,
     memory: tuple[Tensor, Tensor, LoraSegments],
-    plans: tuple[ShrinkPlan | None, ExpandPlan | None] = (None, None),
+    plans: Plans = (None, None),
 ) -> tuple[Tensor, Tensor]:
     """Return (h, y with the delta)."""
     out = y.clone()
@@ -86,9 +90,7 @@ def run(
 
 @pytest.mark.parametrize("plans", PLANS.values(), ids=PLANS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_equals_reference(
-    dtype: torch.dtype, plans: tuple[ShrinkPlan | None, ExpandPlan | None]
-) -> None:
+def test_equals_reference(dtype: torch.dtype, plans: Plans) -> None:
     arena = mixed_arena(dtype)
     memory = (arena.data.cuda(), arena.descriptors.cuda())
     for (counts, who), bound in itertools.product(POPULARITY.values(), (True, False)):
@@ -184,7 +186,7 @@ def test_launches_that_overlap_equal_launches_that_do_not(
         return out
 
     overlapping = chain()
-    monkeypatch.setattr(gpu, "can_overlap", lambda device: False)
+    monkeypatch.setattr(launches, "can_overlap", lambda device: False)
     assert bits(overlapping.cpu()) == bits(chain().cpu())
     h, first = run(x, y, memory)
     monkeypatch.undo()

@@ -24,7 +24,6 @@ def segments(rows: int, max_rows: int | None) -> LoraSegments:
         (SUM_ROWS, SHARED_ROWS, True),
         (SUM_ROWS, None, True),
         (SUM_ROWS + 1, 1, True),
-        (8192, 64, True),
     ],
 )
 def test_tensor_cores_serve_many_rows_of_an_adapter(

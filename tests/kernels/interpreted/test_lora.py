@@ -11,12 +11,14 @@ from torch import Tensor
 from kernels.lora import LoraSegments
 from kernels.lora.gpu import lora_expand_, lora_shrink
 from kernels.lora.plans import ExpandPlan, ShrinkPlan
+from kernels.lora.prefill_plans import PrefillExpandPlan, PrefillShrinkPlan
 from tests.kernels.rank_rows import Arena, Shape, make_adapter, place, uniform
 from tests.kernels.test_lora import POPULARITY, QKV
 from tests.kernels.truth import REFERENCE, assert_near, bits
 
 STEPS = {**POPULARITY, "skewed": ([30, 1, 1], [3, 5, 6])}  # the interpreter is slow
-PLANS: dict[str, tuple[ShrinkPlan | None, ExpandPlan | None]] = {
+Plans = tuple[ShrinkPlan | PrefillShrinkPlan | None, ExpandPlan | PrefillExpandPlan | None]
+PLANS: dict[str, Plans] = {
     "chosen": (None, None),
     "one row": (
         ShrinkPlan(block_rows=1, block_ranks=16, block_k=64, steps=1, dot=False, warps=4),
@@ -36,6 +38,18 @@ PLANS: dict[str, tuple[ShrinkPlan | None, ExpandPlan | None]] = {
         ShrinkPlan(block_rows=16, block_ranks=64, block_k=16, steps=3, dot=True, warps=4),
         ExpandPlan(
             block_rows=32, block_columns=16, block_ranks=16, dot=True, warps=4, column_tiles=3
+        ),
+    ),
+    "many rows": (
+        PrefillShrinkPlan(block_rows=64, block_ranks=32, block_k=16, parts=3, warps=4, stages=2),
+        PrefillExpandPlan(
+            block_rows=64, block_columns=32, block_ranks=16, columns=64, warps=4, stages=2
+        ),
+    ),
+    "many rows, large tiles": (
+        PrefillShrinkPlan(block_rows=128, block_ranks=64, block_k=64, parts=1, warps=4, stages=2),
+        PrefillExpandPlan(
+            block_rows=128, block_columns=64, block_ranks=64, columns=64, warps=4, stages=2
         ),
     ),
 }
@@ -59,7 +73,7 @@ def compare(
     layer: int = 0,
     sites: tuple[int, ...] = QKV,
     spans: tuple[tuple[int, int], ...] = ((0, 48), (48, 16), (64, 40)),
-    plans: tuple[ShrinkPlan | None, ExpandPlan | None] = (None, None),
+    plans: Plans = (None, None),
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run kernels and reference on random rows; return (y before, y after, x)."""
     dtype, width = arena.shape.dtype, arena.shape.inputs[sites[0]]
@@ -100,7 +114,7 @@ def mixed_arena(dtype: torch.dtype, ranks: tuple[int, ...]) -> Arena:
 def test_equals_reference(
     counts: list[int],
     who: list[int | None],
-    plans: tuple[ShrinkPlan | None, ExpandPlan | None],
+    plans: Plans,
 ) -> None:
     arena = mixed_arena(torch.float32, (1, 2, 3, 8, 8, 5, 18, 16))
     compare(arena, arena.segments(counts, who), rows=sum(counts), plans=plans)
@@ -108,7 +122,7 @@ def test_equals_reference(
 
 @pytest.mark.parametrize("plans", PLANS.values(), ids=PLANS)
 def test_knowing_the_longest_segment_changes_nothing_but_the_grid(
-    plans: tuple[ShrinkPlan | None, ExpandPlan | None],
+    plans: Plans,
 ) -> None:
     arena = mixed_arena(torch.float16, (1, 2, 3, 8, 8, 5, 18, 16))
     for name in ("distinct", "between base rows", "with empty segments"):
@@ -119,7 +133,7 @@ def test_knowing_the_longest_segment_changes_nothing_but_the_grid(
 
 @pytest.mark.parametrize("plans", PLANS.values(), ids=PLANS)
 @pytest.mark.parametrize("rank", [1, 31, 64, 128])
-def test_ranks(rank: int, plans: tuple[ShrinkPlan | None, ExpandPlan | None]) -> None:
+def test_ranks(rank: int, plans: Plans) -> None:
     shape = Shape(layers=2, inputs=(40, 24), outputs=(24, 40), dtype=torch.float16)
     arena = place(shape, [uniform(shape, rank), uniform(shape, 1)], scattered=True)
     segments = arena.segments([1, 2], [1, 0])
@@ -128,9 +142,7 @@ def test_ranks(rank: int, plans: tuple[ShrinkPlan | None, ExpandPlan | None]) ->
 
 @pytest.mark.parametrize("plans", PLANS.values(), ids=PLANS)
 @pytest.mark.parametrize(("width", "out"), [(0, 32), (64, 0), (0, 0), (33, 7), (1, 1)])
-def test_empty_and_odd_widths(
-    width: int, out: int, plans: tuple[ShrinkPlan | None, ExpandPlan | None]
-) -> None:
+def test_empty_and_odd_widths(width: int, out: int, plans: Plans) -> None:
     shape = Shape(layers=1, inputs=(width, width), outputs=(out, 16))
     arena = place(shape, [uniform(shape, 3), uniform(shape, 18)], scattered=True)
     segments, spans = arena.segments([2, 3], [1, 0]), ((0, out), (out, 16))

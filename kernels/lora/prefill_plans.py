@@ -1,0 +1,107 @@
+"""Tile sizes of the LoRA kernels for steps of many rows: a fixed table, measured on an H200."""
+
+from dataclasses import dataclass
+
+import torch
+
+FULL_ROWS = 8192
+"""Rows whose tiles alone keep the device busy."""
+MOST_RANKS = 128
+"""The largest rank that is one product in an expand; a larger one takes turns."""
+MAX_FUSED = 64
+"""The largest rank for which the activation takes in the deltas of its input."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrefillShrinkPlan:
+    """One launch of `prefill_shrink_kernel`. All blocks are powers of two."""
+
+    block_rows: int
+    """Rows a program."""
+    block_ranks: int
+    """Rank-rows a program, of all the launch's sites; at least 16."""
+    block_k: int
+    """In-features a step; at least 16."""
+    parts: int
+    """Most programs that share a sum over the in-features."""
+    warps: int
+    stages: int
+    """Steps of which data are in flight or in use."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrefillExpandPlan:
+    """One launch of `prefill_expand_kernel` or `prefill_silu_kernel`.
+
+    All blocks are powers of two.
+    """
+
+    block_rows: int
+    """Rows a program; a multiple of 16 * warps."""
+    block_columns: int
+    """Out-features a step; at least 32."""
+    block_ranks: int
+    """Rank-rows a product; at least 16."""
+    columns: int
+    """Most out-features a program, a multiple of block_columns."""
+    warps: int
+    stages: int
+    """Steps of which data are in flight or in use."""
+
+
+def plan_shrink(
+    rows: int, sites: int, max_rank: int, width: int, dtype: torch.dtype
+) -> PrefillShrinkPlan:
+    """Return the plan for x [rows, width] and a launch of `sites` sites."""
+    size = max(2, dtype.itemsize)
+    block_ranks = min(64, _power(16, sites * max_rank))
+    block_k = min((128 if block_ranks == 64 else 256) // size, _power(16, width))
+    return PrefillShrinkPlan(
+        block_rows=64,
+        block_ranks=block_ranks,
+        block_k=block_k,
+        parts=max(1, FULL_ROWS // rows),
+        warps=4,
+        stages=2 if size > 2 else 6 if block_k == 64 else 4,
+    )
+
+
+def plan_expand(rows: int, max_rank: int, width: int, dtype: torch.dtype) -> PrefillExpandPlan:
+    """Return the plan for y [rows, ..], the widest site of the launch having `width` columns."""
+    wide, once = dtype.itemsize > 2, max_rank <= MOST_RANKS
+    block = min(32 if wide else 128 if max_rank <= 64 else 64, _power(32, width))
+    return PrefillExpandPlan(
+        block_rows=64,
+        block_columns=block,
+        block_ranks=_power(16, max_rank) if once and not wide else 16,
+        columns=max(block, 1024 if rows >= FULL_ROWS else 512),
+        warps=4,
+        stages=1 if wide or not once else 3,
+    )
+
+
+def plan_silu(max_rank: int) -> PrefillExpandPlan:
+    """Return the plan for a rank of up to `MAX_FUSED`."""
+    return PrefillExpandPlan(
+        block_rows=64,
+        block_columns=64,
+        block_ranks=_power(16, max_rank),
+        columns=1024,
+        warps=4,
+        stages=3 if max_rank <= 16 else 2,
+    )
+
+
+def _power(least: int, value: int) -> int:
+    """Return the smallest power of two that is at least both."""
+    return max(least, 1 << max(0, value - 1).bit_length())
+
+
+__all__ = [
+    "MAX_FUSED",
+    "PrefillExpandPlan",
+    "PrefillShrinkPlan",
+    "plan_expand",
+    "plan_shrink",
+    "plan_silu",
+]

@@ -1,0 +1,144 @@
+"""y += scale * h B^T of steps of many rows: a stream of y, to which little is added.
+
+program (column chunk, row tile): up to column_tiles * BLOCK_N columns of one site x rows of one
+segment; its h stays where it is while the columns go by.
+"""
+
+import triton
+import triton.language as tl
+
+from kernels.lora.triton_prefill_tiles import (
+    as_y,
+    deal_columns,
+    deal_rows,
+    find_y,
+    read_h,
+    read_ranks,
+)
+from kernels.lora.triton_rows import begin, choose, find_b, find_rows, multiply, read_head
+
+_VARYING = [
+    *("num_segments", "row_tiles", "stride_site"),
+    *("o_head0", "o_head1", "o_head2"),
+    *("start0", "start1", "start2", "width0", "width1", "width2", "column_tiles"),
+]
+
+
+@triton.jit
+def _find_chunk(
+    start0,
+    start1,
+    start2,
+    width0,
+    width1,
+    width2,
+    chunk,
+    SITES: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
+    """Return (site, its first column in y, the program's first column in the site, its width).
+
+    Starts and widths come in units of VECTOR columns, so that wide loads are known to be aligned.
+    """
+    i_chunk = tl.program_id(0)
+    end0 = tl.cdiv(width0 * VECTOR, chunk)
+    end1 = end0 + tl.cdiv(width1 * VECTOR, chunk)
+    site = (i_chunk >= end0).to(tl.int32)
+    if SITES > 2:
+        site += (i_chunk >= end1).to(tl.int32)
+    start = choose(site, start0, start1, start2, SITES) * VECTOR
+    width = choose(site, width0, width1, width2, SITES) * VECTOR
+    return site, start, (i_chunk - choose(site, 0, end0, end1, SITES)) * chunk, width
+
+
+@triton.jit(do_not_specialize=_VARYING)
+def prefill_expand_kernel(
+    p_y,
+    p_h,
+    p_arena,
+    p_descriptors,
+    p_offsets,
+    p_numbers,
+    num_segments,
+    row_tiles,
+    max_rank,
+    stride_y,
+    stride_part,
+    stride_site,
+    o_head0,
+    o_head1,
+    o_head2,
+    start0,
+    start1,
+    start2,
+    width0,
+    width1,
+    width2,
+    column_tiles,
+    SITES: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK_SEGMENTS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_RANKS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    WARPS: tl.constexpr,
+    STAGES: tl.constexpr,
+    VECTOR: tl.constexpr,
+    ITEM: tl.constexpr,
+    PRECISION: tl.constexpr,
+    EVEN: tl.constexpr,
+    USE_TURNS: tl.constexpr,
+    USE_PDL: tl.constexpr,
+):
+    number, first, stop = find_rows(
+        tl.program_id(1), p_offsets, p_numbers, num_segments, row_tiles, BLOCK_ROWS, BLOCK_SEGMENTS
+    )
+    if number < 0:
+        begin(USE_PDL)
+        return
+    site, start, column, width = _find_chunk(
+        start0, start1, start2, width0, width1, width2, column_tiles * BLOCK_N, SITES, VECTOR
+    )
+    left = width - column
+    p_record = p_descriptors + number
+    o_head = choose(site, o_head0, o_head1, o_head2, SITES)
+    first_word, r = read_head(p_record, o_head, max_rank)
+    scale = tl.load(p_record + o_head + 1).to(tl.float64, bitcast=True).to(tl.float32)
+    p_words = p_record + first_word + r
+    p_rows = p_arena.to(p_y.dtype) + column
+    p_b, m_b = find_b(p_words, p_rows, r, 0, BLOCK_RANKS, ITEM)
+    begin(USE_PDL)
+    if r == 0:
+        return
+    t = first + deal_rows(BLOCK_ROWS, WARPS)
+    p_h += site.to(tl.int64) * stride_site
+    b_h = read_h(p_h, t, stop, r, scale, stride_part, max_rank, PARTS, BLOCK_RANKS)
+    row, i = find_y(BLOCK_ROWS, BLOCK_N)
+    m_row = first + row < stop
+    p_y += start + column
+    p_out = p_y + (first + row).to(tl.int64) * stride_y + i
+    n = tl.arange(0, BLOCK_N)
+    for tile in tl.range(tl.minimum(column_tiles, tl.cdiv(left, BLOCK_N)), num_stages=STAGES):
+        o = tile * BLOCK_N
+        m_y = m_row if EVEN else m_row & (i < left - o)
+        b_y = tl.load(p_out + o, mask=m_y, other=0.0)
+        b_b = deal_columns(read_ranks(p_b + o, m_b, n, left - o, EVEN))
+        b_delta = multiply(b_h, b_b, PRECISION)
+        if USE_TURNS:
+            for rank in range(BLOCK_RANKS, r, BLOCK_RANKS):
+                p_more, m_more = find_b(p_words, p_rows, r, rank, BLOCK_RANKS, ITEM)
+                b_more = deal_columns(read_ranks(p_more + o, m_more, n, left - o, EVEN))
+                b_h_more = read_h(
+                    p_h + rank,
+                    t,
+                    stop,
+                    r - rank,
+                    scale,
+                    stride_part,
+                    max_rank,
+                    PARTS,
+                    BLOCK_RANKS,
+                )
+                b_delta += multiply(b_h_more, b_more, PRECISION)
+        b_out = b_y.to(tl.float32) + as_y(b_delta, WARPS)
+        tl.store(p_out + o, b_out.to(p_y.dtype.element_ty), mask=m_y)
