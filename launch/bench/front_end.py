@@ -106,7 +106,7 @@ def open_stream(port: int, tokens: int, *, chat: bool) -> Stream:
     head = f"POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-length: {len(text)}\r\n\r\n"
     connection = socket.create_connection(("127.0.0.1", port))
     connection.sendall(head.encode() + text)
-    return Stream(connection)
+    return Stream(connection, events=-1 if chat else 0)  # the first one names the role
 
 
 def wait_until_ready(port: int) -> None:
