@@ -5,6 +5,7 @@ Legend: T rows, B sequences, R sampled rows, G adapter segments.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,6 +21,9 @@ WIDE = ("tokens", "positions", "row_slots", "logit_rows", "descriptors", "slots"
 """Fields that travel as int64."""
 NARROW = ("query_offsets", "contexts", "segment_offsets")
 """Fields that travel as int32."""
+_ALIGNMENT = 16
+"""Bytes. Each field of a packed step begins at a multiple: Triton compiles a kernel anew for a
+pointer that does not, and with that for almost every combination of sizes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,9 +109,9 @@ class HostStep:
 
     def pack(self, *, pinned: bool) -> Tensor:
         """All arrays in one uint8 tensor on the host, in the order that `unpack` expects."""
-        wide = np.concatenate([getattr(self, name) for name in WIDE])
-        narrow = np.concatenate([getattr(self, name) for name in NARROW]).astype(np.int32)
-        data = np.concatenate([_bytes(wide), _bytes(narrow)])
+        wide = _joined([getattr(self, name) for name in WIDE], _ALIGNMENT // 8)
+        narrow = _joined([getattr(self, name) for name in NARROW], _ALIGNMENT // 4)
+        data = np.concatenate([_bytes(wide), _bytes(narrow.astype(np.int32))])
         packed = torch.empty(data.size, dtype=torch.uint8, pin_memory=pinned)
         packed.numpy()[:] = data
         return packed
@@ -115,10 +119,28 @@ class HostStep:
     def unpack(self, packed: Tensor) -> dict[str, Tensor]:
         """Views of a packed step of the same sizes, wherever it is."""
         sizes = {name: getattr(self, name).size for name in (*WIDE, *NARROW)}
-        start = 8 * sum(sizes[name] for name in WIDE)
-        wide = torch.split(packed[:start].view(torch.int64), [sizes[name] for name in WIDE])
-        narrow = torch.split(packed[start:].view(torch.int32), [sizes[name] for name in NARROW])
-        return dict(zip((*WIDE, *NARROW), (*wide, *narrow), strict=True))
+        wide = [_room(sizes[name], _ALIGNMENT // 8) for name in WIDE]
+        narrow = [_room(sizes[name], _ALIGNMENT // 4) for name in NARROW]
+        start = 8 * sum(wide)
+        parts = (
+            *torch.split(packed[:start].view(torch.int64), wide),
+            *torch.split(packed[start:].view(torch.int32), narrow),
+        )
+        return {name: part[: sizes[name]] for name, part in zip(sizes, parts, strict=True)}
+
+
+def _room(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
+
+
+def _joined(arrays: Sequence[IntArray], multiple: int) -> IntArray:
+    """The arrays one after the other, each with zeros up to a multiple."""
+    joined = np.zeros(sum(_room(array.size, multiple) for array in arrays), np.int64)
+    start = 0
+    for array in arrays:
+        joined[start : start + array.size] = array
+        start += _room(array.size, multiple)
+    return joined
 
 
 def _extend(array: IntArray, count: int, value: int) -> IntArray:

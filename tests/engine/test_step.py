@@ -35,9 +35,12 @@ def test_rows_positions_and_bounds_follow_from_the_sequences() -> None:
     assert (host.decodes, host.max_query, host.max_context, host.max_rows) == (2, 3, 9, 2)
 
 
-def test_packing_is_undone_by_unpacking() -> None:
+def test_packing_is_undone_by_unpacking_and_fields_are_aligned() -> None:
     host = HostStep.of(MIXED)
-    fields = host.unpack(host.pack(pinned=False))
+    packed = host.pack(pinned=False)
+    fields = host.unpack(packed)
+    for name, field in fields.items():
+        assert (field.data_ptr() - packed.data_ptr()) % 16 == 0, name
     for name in (*WIDE, *NARROW):
         assert fields[name].tolist() == getattr(host, name).tolist()
         assert fields[name].dtype == (torch.int64 if name in WIDE else torch.int32)
