@@ -17,7 +17,7 @@ from tests.distributed.workload import Result
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = ("-m", "tests.distributed.cases")
-MARK = "TP_ENGINE_TEST_RUN"
+MARK = "DISTRIBUTED_TEST_RUN"
 """Environment variable by which a run's processes are found again: torchrun gives each rank a
 session of its own, so that a process group would not hold them all."""
 
