@@ -16,6 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from kernels.reduce import Mailboxes
+from kernels.reduce.reference import sum_in_order
+
 
 class RankLost(RuntimeError):
     """A rank is gone, or silent for too long."""
@@ -35,6 +38,8 @@ class Comm:
     control_group: dist.ProcessGroup | None = None
     background_group: dist.ProcessGroup | None = None
     """For one thread beside the loop."""
+    mailboxes: Mailboxes | None = None
+    """For short sums between the GPUs of one host."""
 
     @classmethod
     def alone(cls, device: torch.device) -> Comm:
@@ -73,27 +78,31 @@ class Comm:
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of ``x`` over ranks; may reuse the memory of ``x``. Equal bits on all ranks."""
-        if self.world == 1:
+        if self.world == 1 or not x.numel():
             return x
+        if self.mailboxes is not None and self.mailboxes.hold_rows(x):
+            from kernels.reduce.gpu import sum_over_ranks  # Triton is not on every platform
+
+            return sum_over_ranks(x, self.mailboxes)
         if not self.ordered:
             dist.all_reduce(x, group=self.device_group)
             return x
-        parts = self._all_gather(x)
-        total = parts[0]
-        for part in parts[1:]:
-            total += part
-        return total
+        return sum_in_order(self._all_gather(x))
 
     def gather_to_zero(self, x: Tensor) -> list[Tensor] | None:
         """``x`` of every rank in rank order on rank 0, None elsewhere. Shapes must be equal."""
         if self.world == 1:
             return [x]
+        if (shared := self._shared(x)) is not None:
+            return list(shared) if self.rank == 0 else None
         parts = [torch.empty_like(x) for _ in range(self.world)] if self.rank == 0 else None
         dist.gather(x.contiguous(), parts, dst=0, group=self.device_group)
         return parts
 
     def broadcast_from_zero(self, x: Tensor) -> Tensor:
         """Overwrite ``x`` with rank 0's and return it."""
+        if (shared := self._shared(x)) is not None:
+            return x if self.rank == 0 else x.copy_(shared[0])
         if self.world > 1:
             dist.broadcast(x, src=0, group=self.device_group)
         return x
@@ -139,6 +148,15 @@ class Comm:
         except RuntimeError as error:
             raise RankLost("another rank has ended; its own log says why") from error
         return [part.tolist() for part in parts]
+
+    def _shared(self, x: Tensor) -> Tensor | None:
+        """``x`` of every rank, where that is short enough for mailboxes."""
+        boxes = self.mailboxes
+        if boxes is None or not boxes.share(x):
+            return None
+        from kernels.reduce.gpu import share_with_ranks
+
+        return share_with_ranks(x, boxes)
 
     def _all_gather(self, x: Tensor) -> list[Tensor]:
         parts = list(torch.empty((self.world, *x.shape), dtype=x.dtype, device=x.device))

@@ -126,7 +126,8 @@ class DecodeGraphs:
         self._forward(self._memory.step_input(host, packed))
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Only this thread's calls matter to the capture: nccl's own thread looks after its work.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             logits = self._forward(self._memory.step_input(host, packed))
         self._captured[key] = CapturedStep(graph, packed, logits)
 

@@ -12,6 +12,7 @@ from tp_engine.comm import Comm
 from tp_engine.config import ConfigError, EngineConfig
 from tp_engine.hub import download_model, local_model
 from tp_engine.models import ModelSpec
+from tp_engine.symmetric import share_mailboxes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +36,23 @@ def join(config: EngineConfig) -> Joined:
     Raises:
         ValueError: the device, the model or an option cannot be used; says why.
     """
+    comm, backend = connect(config)
+    first_of_host = os.environ.get("LOCAL_RANK", "0") == "0"
+    directory = download_model(config) if first_of_host else None
+    comm.gather_numbers([1])
+    directory = directory or local_model(config)
+    spec = ModelSpec.from_directory(directory)
+    resolved = config.resolve(
+        cuda=comm.device.type == "cuda", model_positions=spec.max_position_embeddings
+    )
+    if comm.world > 1 and backend == "nccl":
+        dtype = getattr(torch, resolved.dtype)
+        comm = share_mailboxes(comm, row_bytes=spec.hidden_size * dtype.itemsize)
+    return Joined(config=resolved, directory=directory, spec=spec, comm=comm, backend=backend)
+
+
+def connect(config: EngineConfig) -> tuple[Comm, str]:
+    """Meet the other ranks, on this rank's device; also the device group's backend."""
     cuda = torch.cuda.is_available() and config.device != "cpu"
     device = _device(cuda)
     torch.set_num_threads(config.cpu_threads)
@@ -45,13 +63,7 @@ def join(config: EngineConfig) -> Joined:
         timeout=config.rank_timeout,
         deterministic=config.deterministic,
     )
-    first_of_host = os.environ.get("LOCAL_RANK", "0") == "0"
-    directory = download_model(config) if first_of_host else None
-    comm.gather_numbers([1])
-    directory = directory or local_model(config)
-    spec = ModelSpec.from_directory(directory)
-    resolved = config.resolve(cuda=cuda, model_positions=spec.max_position_embeddings)
-    return Joined(config=resolved, directory=directory, spec=spec, comm=comm, backend=backend)
+    return comm, backend
 
 
 def _device(cuda: bool) -> torch.device:

@@ -62,8 +62,10 @@ def prepare(w: Weight, dtype: torch.dtype) -> Weight:
 
 def _blocked(weight: Tensor) -> Tensor | None:
     """The weight [N, K] as oneDNN lays it out for products of any number of rows, if it can."""
-    if weight.dtype != torch.float32 or not weight.numel() or not torch._C._has_mkldnn:
+    if weight.dtype != torch.float32 or not torch._C._has_mkldnn:
         return None
+    if not weight.numel():
+        return weight  # of a rank without a unit: it has its copy, as the others have theirs
     blocked: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight)
     return blocked
 

@@ -1,6 +1,7 @@
 """Decode steps and prefill of the offline engine at the shapes of a large model.
 
     python launch/bench/engine.py [--quantize nf4] [--decode 1x0,256x64] [--profile sums]
+    torchrun --nproc-per-node N launch/bench/engine.py ...
 
 Random weights, one LoRA rank on all seven linears, prompts of 128 tokens. A case of ``--decode`` is
 ``BATCHxADAPTERS``; its step is the wall time between steps while all requests decode, planning and
@@ -193,6 +194,9 @@ def main() -> None:
             enable_prefix_caching=False,
             enforce_eager=arguments.enforce_eager,
         )
+        if llm.engine is None:
+            llm.close()  # serves rank 0 until it has measured
+            return
         results = measure(llm, arguments)
         llm.close()
     kept = ("shapes", "quantize", "dtype", "lora_rank", "enforce_eager")

@@ -59,9 +59,9 @@ class RecordingDecoder:
         self._loaded = loaded
         self._rank: Rank = loaded.rank
         comm = self._rank.comm
-        self._comm = RecordingComm(
-            **{name: getattr(comm, name) for name in Comm.__dataclass_fields__}
-        )
+        collectives = {name: getattr(comm, name) for name in Comm.__dataclass_fields__}
+        # Without mailboxes, through which sums and norms would be taken at once.
+        self._comm = RecordingComm(**{**collectives, "mailboxes": None})
         self._decoder = Decoder(
             self._rank.joined.spec,
             self._rank.cuts[comm.rank],

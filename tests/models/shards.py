@@ -35,6 +35,8 @@ class ThreadComm:
     Ranks that do not join every collective, or join with other shapes, fail the test.
     """
 
+    mailboxes = None
+
     def __init__(self, rank: int, world: int, slots: list[Any], barrier: threading.Barrier) -> None:
         self.rank, self.world, self.device = rank, world, CPU
         self._slots, self._barrier = slots, barrier

@@ -4,6 +4,7 @@ from tp_engine.layers.attention import Attention
 from tp_engine.layers.linear import ColumnParallel, RowParallel
 from tp_engine.layers.lora import LoraSites
 from tp_engine.layers.mlp import MLP
+from tp_engine.layers.norm import sum_add_norm
 from tp_engine.layers.step import LoraBatch, StepInput
 from tp_engine.layers.vocab import LMHead, VocabEmbedding
 
@@ -17,4 +18,5 @@ __all__ = [
     "RowParallel",
     "StepInput",
     "VocabEmbedding",
+    "sum_add_norm",
 ]

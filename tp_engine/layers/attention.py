@@ -43,7 +43,7 @@ class Attention:
     def __call__(
         self, x: Tensor, step: StepInput, cos_sin: Tensor, kv: tuple[Tensor, Tensor]
     ) -> Tensor:
-        """x [T, H], the layer's caches ``kv`` -> [T, H], equal on all ranks."""
+        """x [T, H], the layer's caches ``kv`` -> [T, H], this rank's part."""
         qkv = self.qkv(x, step.lora)
         if self.q_heads == 0:
             return self.o(qkv, step.lora)  # [T, 0]: only the sum over ranks is left to do

@@ -54,10 +54,11 @@ class ColumnParallel:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RowParallel:
-    """A projection of which each rank reads some in-features; the ranks' parts are summed.
+    """A projection of which each rank reads some in-features; what it gives is to be summed over
+    the ranks (see `sum_add_norm`).
 
-    The LoRA part is summed with the base part before the one all-reduce (A is cut like the
-    in-features, B is whole). Rank 0 alone adds the bias.
+    A is cut like the in-features and B is whole, so that one sum takes the base's and the
+    adapters' parts together. Rank 0 alone adds the bias.
     """
 
     weight: Weight
@@ -69,7 +70,7 @@ class RowParallel:
     comm: Comm
 
     def __call__(self, x: Tensor, lora: LoraBatch | None) -> Tensor:
-        """x [T, K local] -> [T, N], equal on all ranks."""
+        """x [T, K local] -> [T, N], this rank's part."""
         y = self.ops.linear(x, self.weight, self.bias if self.comm.rank == 0 else None)
         self.lora.add_(y, x, lora, self.ops)
-        return self.comm.all_reduce(y)
+        return y

@@ -25,5 +25,5 @@ class MLP:
     ops: Ops
 
     def __call__(self, x: Tensor, lora: LoraBatch | None) -> Tensor:
-        """x [T, H] -> [T, H], equal on all ranks."""
+        """x [T, H] -> [T, H], this rank's part."""
         return self.down(self.ops.silu_mul(self.gate_up(x, lora)), lora)

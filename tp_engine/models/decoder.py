@@ -21,6 +21,7 @@ from tp_engine.layers import (
     RowParallel,
     StepInput,
     VocabEmbedding,
+    sum_add_norm,
 )
 from tp_engine.models.rope import cos_sin_table
 from tp_engine.models.spec import ModelSpec
@@ -59,6 +60,7 @@ class Decoder:
         """``max_positions`` is the length of the rotary table: the longest context to serve."""
         self.spec = spec
         self._ops = ops
+        self._comm = comm
         self._embedding = VocabEmbedding(weight=weights.embedding, span=cut.vocab, comm=comm)
         self._layers = [
             _build_layer(spec, layer, cut.layers[layer], weights.layers[layer], ops, comm)
@@ -75,13 +77,12 @@ class Decoder:
         Returns:
             float32 [R, V]: logits of ``step.logit_rows`` for the rank's own vocabulary rows.
         """
-        eps = self.spec.rms_norm_eps
         residual = self._embedding(step.tokens)  # [T, H]
         delta: Tensor | None = None
         for layer, kv in zip(self._layers, step.kv, strict=True):
             x, residual = self._add_norm(delta, residual, layer.input_norm)
             x = layer.attention(x, step, self._cos_sin, kv)
-            x, residual = self._ops.add_rms_norm(x, residual, layer.post_norm, eps)
+            x, residual = self._add_norm(x, residual, layer.post_norm)
             delta = layer.mlp(x, step.lora)
         rows = step.logit_rows
         last = None if delta is None else delta[rows]
@@ -89,13 +90,14 @@ class Decoder:
         return self._head(x)
 
     def _add_norm(
-        self, delta: Tensor | None, residual: Tensor, weight: Tensor
+        self, part: Tensor | None, residual: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The normalised sum and the sum; before the first layer there is nothing to add."""
+        """The normalised total and the total of a block's parts and what went into it; before the
+        first layer there is nothing to add."""
         eps = self.spec.rms_norm_eps
-        if delta is None:
+        if part is None:
             return self._ops.rms_norm(residual, weight, eps), residual
-        return self._ops.add_rms_norm(delta, residual, weight, eps)
+        return sum_add_norm(part, residual, weight, eps, ops=self._ops, comm=self._comm)
 
 
 def _build_layer(

@@ -1,0 +1,1 @@
+"""The parts of ``launch/bench/multigpu.py``; each is a program of its own under torchrun."""
