@@ -5,17 +5,21 @@ A fused product reads bfloat16(GAIN * code) and bfloat16(absmax): within 2^-8 of
 time on a device: they share a workspace.
 """
 
+from functools import cache
+from types import ModuleType
+
 import torch
 from torch import Tensor
 from torch.nn.functional import linear as dense_linear
 
 from kernels.checks import check_linear
 from kernels.nf4 import DenseWeight, NF4Weight, Weight
-from kernels.nf4.choice import FUSED_ROWS, choose
+from kernels.nf4.choice import FUSED_ROWS, choose, choose_wide
 from kernels.nf4.codebook import GAIN
 from kernels.nf4.expand import dequantize, scaled_weight
 from kernels.nf4.gemm import multiply
 from kernels.nf4.packed import can_pack, pack
+from kernels.nf4.packed_weight import PackedNF4
 from kernels.nf4.reference import quantize_blocks
 
 
@@ -44,12 +48,32 @@ def linear(x: Tensor, w: Weight, bias: Tensor | None = None) -> Tensor:
         return dense_linear(x, dequantize(w, x.dtype), _narrow(bias, x))
     if rows <= FUSED_ROWS:
         rows_of_x = x if x.stride(1) == 1 else x.contiguous()
-        return multiply(rows_of_x, w, bias, choose(rows, features, w.blocks))
+        return _fused(rows_of_x, w, bias)
     # The gain is divided out by the product itself, in float32.
     weight = scaled_weight(w, x.dtype).T
     if bias is None:
         return torch.addmm(x.new_zeros(()), x, weight, beta=0, alpha=1 / GAIN)
     return torch.addmm(bias.to(x.dtype), x, weight, alpha=1 / GAIN)
+
+
+def _fused(x: Tensor, w: PackedNF4, bias: Tensor | None) -> Tensor:
+    rows, features = x.shape[0], w.rows
+    config = choose_wide(rows, features, w.blocks)
+    wide = _wide() if x.is_cuda and config is not None else None
+    if wide is not None and config is not None and wide.can_take(x, w, config):
+        y: Tensor = wide.multiply_wide(x, w, bias, config)
+        return y
+    return multiply(x, w, bias, choose(rows, features, w.blocks))
+
+
+@cache
+def _wide() -> ModuleType | None:
+    """The kernel in Gluon, an experimental part of Triton that a version may lack."""
+    try:
+        from kernels.nf4 import wide
+    except (ImportError, AttributeError):
+        return None
+    return wide
 
 
 def _dense(w: Weight, dtype: torch.dtype) -> Tensor:

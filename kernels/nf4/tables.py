@@ -24,4 +24,15 @@ def value_table(device: torch.device, dtype: torch.dtype) -> Tensor:
     return bits.view(torch.float32)
 
 
-__all__ = ["prmt_table", "value_table"]
+@cache
+def pair_table(device: torch.device) -> Tensor:
+    """Return the bfloat16 bits of GAIN * value of two kernel codes as int32 [256].
+
+    Of a byte's two codes the one in its low half is in the low half.
+    """
+    bits = torch.tensor(BITS, dtype=torch.int64)
+    pairs = (bits[:, None] << 16 | bits[None]).flatten()
+    return torch.where(pairs >= 1 << 31, pairs - (1 << 32), pairs).to(torch.int32).to(device)
+
+
+__all__ = ["pair_table", "prmt_table", "value_table"]

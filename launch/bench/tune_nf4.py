@@ -23,12 +23,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear as dense_linear
 
-from kernels.nf4.choice import FIELDS, as_config
+from kernels.nf4.choice import FIELDS, WIDE_FIELDS
 from kernels.nf4.expand import dequantize, scaled_weight
 from kernels.nf4.gemm import GemmConfig, OutOfResources, multiply
 from kernels.nf4.gpu import linear
 from kernels.nf4.packed import COLUMNS, ROWS
 from kernels.nf4.packed_weight import PackedNF4
+from kernels.nf4.wide import multiply_wide
+from kernels.nf4.wide_config import WideConfig
+from launch.bench.nf4_candidates import candidates, wide_candidates
+
+Config = GemmConfig | WideConfig
 
 SHAPES = {
     "qkv": (6144, 4096),
@@ -95,54 +100,20 @@ def microseconds(call: Callable[[int], object], count: int) -> float:
     return float(statistics.median(times))
 
 
-_FEW = [  # tiles, warps, ways, blocks, stages, splits; for rows up to 16
-    (1, 1, 1, 2, 4, (4, 8)),
-    (1, 2, 2, 2, 3, (1, 2)),
-    (1, 2, 2, 2, 4, (1, 2, 4)),
-    (1, 4, 4, 2, 4, (1, 2)),
-    (2, 2, 1, 2, 3, (2, 4)),
-    (2, 2, 1, 2, 4, (2, 4, 8)),
-    (4, 2, 1, 2, 3, (2, 4, 8)),
-    (4, 2, 1, 2, 4, (2, 4, 8)),
-    (4, 4, 1, 2, 4, (1, 2, 4)),
-]
-_SOME = [  # for rows up to 64
-    (4, 4, 1, 2, 3, (1, 2, 4, 8)),
-    (4, 4, 1, 2, 4, (2, 4)),
-    (8, 8, 1, 2, 3, (1, 2)),
-    (8, 8, 1, 1, 4, (1, 2)),
-]
-_MANY = [  # and rows a program
-    (4, 4, 128, 1, 4, (1, 2, 4)),
-    (4, 4, 128, 2, 3, (1, 2)),
-    (8, 8, 128, 2, 3, (1, 2, 4)),
-    (8, 8, 256, 1, 4, (1, 2, 4)),
-]
-
-
-def candidates(rows: int) -> list[GemmConfig]:
-    """Return the configurations worth a try for some rows of x."""
-    found = []
-    if rows > 64:
-        for tiles, warps, bm, blocks, stages, splits in _MANY:
-            if bm <= rows:
-                found += [(tiles, bm, blocks, 1, split, warps, stages, True) for split in splits]
-    else:
-        bm = max(8, rows)
-        scaled = rows > 32
-        for tiles, warps, ways, blocks, stages, splits in _FEW if rows <= 16 else _SOME:
-            found += [(tiles, bm, blocks, ways, s, warps, stages, scaled) for s in splits]
-    return [as_config(values) for values in found]
-
-
 def compile_share(rows: list[int], part: int, parts: int) -> None:
     """Compile every `parts`-th candidate into Triton's cache on disk."""
     w = random_packed(128, 4096)
-    for config in [c for m in rows for c in candidates(m)][part::parts]:
+    every = [(m, config) for m in rows for config in _every(m)]
+    for m, config in every[part::parts]:
+        x = torch.randn(m, 4096, device="cuda", dtype=torch.bfloat16)
         try:
-            multiply(torch.randn(1, 4096, device="cuda", dtype=torch.bfloat16), w, None, config)
+            _product(x, [w], config, 0)
         except OutOfResources as error:  # the tuner reports it again
             print(config, error, file=sys.stderr)
+
+
+def _every(rows: int) -> list[Config]:
+    return [*candidates(rows), *wide_candidates(rows)]
 
 
 def error_of(y: Tensor, expected: Tensor) -> float:
@@ -151,7 +122,9 @@ def error_of(y: Tensor, expected: Tensor) -> float:
     return distance if distance == distance else float("inf")
 
 
-def _product(x: Tensor, every: list[PackedNF4], config: GemmConfig, i: int) -> Tensor:
+def _product(x: Tensor, every: list[PackedNF4], config: Config, i: int) -> Tensor:
+    if isinstance(config, WideConfig):
+        return multiply_wide(x, every[i], None, config)
     return multiply(x, every[i], None, config)
 
 
@@ -166,10 +139,10 @@ def tune(name: str, m: int) -> dict[str, Any]:
     base = microseconds(partial(_library, x, library), len(library))
     library.clear()
     every = copies(w)
-    results = []
-    for config in candidates(m):
+    results: list[dict[str, Any]] = []
+    for config in _every(m):
         try:
-            error = error_of(multiply(x, w, None, config), expected)
+            error = error_of(_product(x, [w], config, 0), expected)
             if error > 6e-3:
                 print("WRONG", name, m, config, error)
                 continue
@@ -177,7 +150,8 @@ def tune(name: str, m: int) -> dict[str, Any]:
         except (OutOfResources, ValueError) as failure:
             print("FAILED", name, m, repr(failure)[:60])
             continue
-        results.append({"us": round(time, 2), "error": round(error, 5), **asdict(config)})
+        kind = "wide" if isinstance(config, WideConfig) else "gemm"
+        results.append({"us": round(time, 2), "error": round(error, 5), kind: asdict(config)})
     results.sort(key=lambda r: r["us"])
     return {"shape": name, "m": m, "cublas_us": round(base, 2), "results": results}
 
@@ -188,10 +162,15 @@ def report(found: dict[str, Any], show: int) -> None:
     print(f"{found['shape']} M={found['m']} cublas {base} us")
     for r in found["results"][:show]:
         print(
-            f"   {r['us']:7.2f} us {base / r['us']:5.2f}x err {r['error']:.4f} tiles {r['tiles']} "
-            f"rows {r['rows']} blocks {r['blocks']} ways {r['ways']} split {r['split']} "
-            f"warps {r['warps']} stages {r['stages']}{' scaled' if r['scale_weights'] else ''}"
+            f"   {r['us']:7.2f} us {base / r['us']:5.2f}x err {r['error']:.4f} "
+            f"{'wide ' if 'wide' in r else ''}"
+            + " ".join(f"{key} {int(value)}" for key, value in _fields(r).items())
         )
+
+
+def _fields(result: dict[str, Any]) -> dict[str, Any]:
+    fields: dict[str, Any] = result["wide"] if "wide" in result else result["gemm"]
+    return fields
 
 
 def _expand(every: list[PackedNF4], i: int) -> Tensor:
@@ -224,21 +203,36 @@ def report_expansion() -> None:
 
 def write_table(found: list[dict[str, Any]], path: Path) -> None:
     """Write `kernels/nf4/tuned.py` anew."""
+    header = "tuple[tuple[int, tuple[int, int], tuple[int, ...]], ...]"
     lines = [
         '"""Measured configurations: written by `python -m launch.bench.tune_nf4 --table`."""',
         "",
-        "TUNED: tuple[tuple[int, tuple[int, int], tuple[int, ...]], ...] = (",
+        f"TUNED: {header} = (",
     ]
     for entry in found:
-        values = tuple(int(entry["results"][0][field]) for field in FIELDS)
-        lines.append(f"    ({max(8, entry['m'])}, {SHAPES[entry['shape']]}, {values}),")
-    lines += [")", '"""(rows, (features, columns), `choice.FIELDS`)."""', ""]
+        best = next(result["gemm"] for result in entry["results"] if "gemm" in result)
+        lines.append(_row(entry, [best[field] for field in FIELDS]))
+    lines += [")", '"""(rows, (features, columns), `choice.FIELDS`)."""', "", f"WIDE: {header} = ("]
+    for entry in found:
+        best = entry["results"][0]
+        if "wide" in best:
+            lines.append(_row(entry, [best["wide"][field] for field in WIDE_FIELDS]))
+    lines += [
+        ")",
+        '"""(rows, (features, columns), `choice.WIDE_FIELDS`), where faster than TUNED."""',
+        "",
+    ]
     path.write_text("\n".join(lines))
+
+
+def _row(entry: dict[str, Any], values: list[Any]) -> str:
+    rows, shape = max(8, entry["m"]), SHAPES[entry["shape"]]
+    return f"    ({rows}, {shape}, {tuple(int(value) for value in values)}),"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 32, 64, 128, 256])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 32, 64, 96, 128, 256])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--table", type=Path, help="where to write the table, as Python")
     parser.add_argument("--expansion", action="store_true", help="time expanding first too")

@@ -1,5 +1,8 @@
 """NF4 on a CUDA device, in bfloat16, against the reference on the same values."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 from torch import Tensor
@@ -37,6 +40,16 @@ def exact(x: Tensor, w: NF4Weight, bias: Tensor | None) -> Tensor:
     return y if bias is None else y + bias.float()
 
 
+@contextmanager
+def poisoned_memory() -> Iterator[None]:
+    """Every `torch.empty` is full of NaN."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_linear_is_within_the_roundings_of_bfloat16(shape: tuple[int, int]) -> None:
     from kernels.nf4 import gpu
@@ -48,6 +61,54 @@ def test_linear_is_within_the_roundings_of_bfloat16(shape: tuple[int, int]) -> N
         x = torch.randn(rows, shape[1], device="cuda").bfloat16()
         for bias in (None, torch.randn(shape[0], device="cuda").bfloat16()):
             assert distance(gpu.linear(x, packed, bias), exact(x, w, bias)) < 6e-3
+
+
+WIDE = (
+    (16, 4, 4, 2, 6, 2, 1),
+    (32, 8, 4, 2, 4, 2, 1),
+    (32, 8, 8, 2, 4, 1, 0),
+    (64, 4, 4, 1, 5, 3, 0),
+    (64, 8, 8, 2, 4, 1, 1),
+    (128, 4, 4, 1, 4, 2, 0),
+    (128, 16, 8, 1, 4, 1, 0),
+    (256, 8, 8, 1, 4, 1, 0),
+)
+"""`choice.WIDE_FIELDS`."""
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9, reason="needs Hopper"
+)
+@pytest.mark.parametrize("values", WIDE, ids=str)
+@pytest.mark.parametrize("shape", [(4096, 4096), (6144, 1024), (136, 328), (384, 512), (8, 64)])
+def test_the_product_for_many_rows_writes_all_and_the_same_each_time(
+    shape: tuple[int, int], values: tuple[int, ...]
+) -> None:
+    """Parts of outputs, tails of rows, features and columns; memory of the result is poisoned."""
+    from kernels.nf4 import wide
+    from kernels.nf4.choice import as_wide_config
+    from kernels.nf4.packed import pack
+
+    config = as_wide_config(values)
+    w = make(*shape)
+    packed = pack(w)
+    for rows in {1, 17, config.rows, config.rows + 5}:
+        x = torch.randn(rows, shape[1] + 8, device="cuda").bfloat16()[:, : shape[1]]
+        assert wide.can_take(x, packed, config)
+        for bias in (None, torch.randn(shape[0], device="cuda").bfloat16()):
+            with poisoned_memory():
+                y = wide.multiply_wide(x, packed, bias, config)
+            assert distance(y, exact(x, w, bias)) < 6e-3
+            assert torch.equal(y, wide.multiply_wide(x, packed, bias, config))
+
+
+def test_rows_that_the_hardware_cannot_copy_are_multiplied_all_the_same() -> None:
+    from kernels.nf4 import gpu
+
+    for shape, offset in (((4096, 4096), 1), ((4099, 4096), 0), ((4096, 4100), 0)):
+        w = make(*shape)
+        x = torch.randn(64, shape[1] + offset, device="cuda").bfloat16()[:, offset:]
+        assert distance(gpu.linear(x, gpu.prepare(w, torch.bfloat16)), exact(x, w, None)) < 6e-3
 
 
 def test_rows_that_begin_inside_a_block_are_expanded_exactly() -> None:

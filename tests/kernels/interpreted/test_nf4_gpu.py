@@ -5,12 +5,14 @@ import torch
 from torch import Tensor
 
 from kernels.nf4 import NF4Weight, gpu, reference
-from kernels.nf4.choice import FUSED_ROWS, choose
+from kernels.nf4.choice import FUSED_ROWS, as_wide_config, choose, choose_wide
 from kernels.nf4.codebook import GAIN
 from kernels.nf4.expand import dequantize, scaled_weight
 from kernels.nf4.gemm import GemmConfig, fits, multiply
 from kernels.nf4.packed import can_pack, pack, unpack
 from kernels.nf4.packed_weight import PackedNF4
+from kernels.nf4.tables import pair_table, value_table
+from kernels.nf4.tuned import WIDE
 from tests.kernels.truth import assert_near
 
 SHAPES = ((1, 64), (16, 256), (33, 320), (130, 512), (64, 201), (7, 1))
@@ -143,6 +145,20 @@ def test_choice_divides_every_weight_into_whole_steps() -> None:
                 assert blocks % config.step == 0 and fits(rows, features, config)
     with pytest.raises(ValueError, match="rows"):
         choose(FUSED_ROWS + 1, 64, 4)
+
+
+def test_every_measured_configuration_can_be_made_and_is_for_its_rows() -> None:
+    for rows, shape, values in WIDE:
+        config = choose_wide(rows, shape[0], shape[1] // 64)
+        assert config == as_wide_config(values) and config.rows <= rows
+    assert choose_wide(1, 4096, 64) is None
+
+
+def test_a_pair_of_values_is_looked_up_by_a_byte() -> None:
+    pairs = pair_table(torch.device("cpu")).view(torch.bfloat16).view(256, 2)
+    values = value_table(torch.device("cpu"), torch.bfloat16).bfloat16()
+    byte = torch.arange(256)
+    assert torch.equal(pairs, torch.stack((values[byte & 15], values[byte >> 4]), dim=1))
 
 
 def _near(actual: Tensor, expected: Tensor) -> None:
