@@ -6,6 +6,7 @@ time on a device: they share a workspace.
 """
 
 from functools import cache
+from importlib import import_module
 from types import ModuleType
 
 import torch
@@ -70,10 +71,9 @@ def _fused(x: Tensor, w: PackedNF4, bias: Tensor | None) -> Tensor:
 def _wide() -> ModuleType | None:
     """The kernel in Gluon, an experimental part of Triton that a version may lack."""
     try:
-        from kernels.nf4 import wide
+        return import_module("kernels.nf4.wide")
     except (ImportError, AttributeError):
         return None
-    return wide
 
 
 def _dense(w: Weight, dtype: torch.dtype) -> Tensor:

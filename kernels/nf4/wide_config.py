@@ -62,7 +62,7 @@ class WideConfig:
     def shared(self) -> int:
         """Bytes of shared memory a program."""
         step = 128 * self.blocks * self.rows + (512 * self.blocks + 64) * self.tiles + 16
-        fixed = 32 * self.tiles * self.rows + 128  # an output, and what Triton keeps of the warps
+        fixed = 32 * self.tiles * self.rows + 256  # an output, and what Triton keeps of the warps
         return self.stages * step + fixed + (TABLE if self.table else 0)
 
     @property

@@ -3,7 +3,7 @@
 Legend: an output is BM rows of x by TILES tiles of 16 features. Its work is `units` units of two
 steps, a step being BLOCKS blocks of 64 columns. All units stand in one row, output after output,
 and each program takes `share` of them: its first output may be the end of one, its last output the
-beginning of one. Whoever is last to end a part of an output adds up all parts, in order.
+beginning of one. `wide_output.py` puts such parts together.
 
 One warp keeps the slots of a ring in shared memory filled with x, words and scales of a step; the
 others unpack and multiply. Weights are the left operand, from registers, x is the right one:

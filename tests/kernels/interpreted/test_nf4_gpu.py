@@ -1,5 +1,7 @@
 """The packed NF4 shard and its kernels, interpreted: float16 and float32 on CPU tensors."""
 
+import sys
+
 import pytest
 import torch
 from torch import Tensor
@@ -152,6 +154,11 @@ def test_every_measured_configuration_can_be_made_and_is_for_its_rows() -> None:
         config = choose_wide(rows, shape[0], shape[1] // 64)
         assert config == as_wide_config(values) and config.rows <= rows
     assert choose_wide(1, 4096, 64) is None
+
+
+def test_a_triton_without_gluon_leaves_the_other_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kernels.nf4.wide", None)
+    assert gpu._wide.__wrapped__() is None
 
 
 def test_a_pair_of_values_is_looked_up_by_a_byte() -> None:
