@@ -5,7 +5,7 @@ from functools import cache
 
 import torch
 
-from kernels.attention import PagedAttention, RotateStore, StoreKV
+from kernels.attention import PagedAttention, RotateAttend, RotateStore, StoreKV
 from kernels.attention import cpu as attention_cpu
 from kernels.attention import deterministic as attention_deterministic
 from kernels.fused import AddRMSNorm, RMSNorm, Rotary, SiluMul
@@ -40,6 +40,8 @@ class Ops:
     """Norms and rotary positions of the heads, then `store_kv`."""
     paged_attention: PagedAttention
     """Causal attention through the page table."""
+    rotate_attend: RotateAttend
+    """`rotate_store`, then `paged_attention`."""
     rms_norm: RMSNorm
     """Root-mean-square norm."""
     add_rms_norm: AddRMSNorm
@@ -88,6 +90,7 @@ def gpu_ops() -> Ops:
         store_kv=attention_gpu.store_kv,
         rotate_store=attention_gpu.rotate_store,
         paged_attention=attention_gpu.paged_attention,
+        rotate_attend=attention_gpu.rotate_attend,
         rms_norm=fused_gpu.rms_norm,
         add_rms_norm=fused_gpu.add_rms_norm,
         silu_mul=fused_gpu.silu_mul,
@@ -106,6 +109,7 @@ _CPU = Ops(
     store_kv=attention_cpu.store_kv,
     rotate_store=attention_cpu.rotate_store,
     paged_attention=attention_cpu.paged_attention,
+    rotate_attend=attention_cpu.rotate_attend,
     rms_norm=fused_cpu.rms_norm,
     add_rms_norm=fused_cpu.add_rms_norm,
     silu_mul=fused_cpu.silu_mul,
@@ -119,6 +123,7 @@ _DETERMINISTIC_CPU = replace(
     lora_shrink=lora_deterministic.lora_shrink,
     lora_expand_=lora_deterministic.lora_expand_,
     paged_attention=attention_deterministic.paged_attention,
+    rotate_attend=attention_deterministic.rotate_attend,
 )
 
 __all__ = ["Ops", "ops_for"]

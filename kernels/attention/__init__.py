@@ -159,4 +159,39 @@ class PagedAttention(Protocol):
         ...
 
 
-__all__ = ["AttentionBatch", "HeadNorms", "PagedAttention", "RotateStore", "StoreKV"]
+class RotateAttend(Protocol):
+    """A whole attention block between its projections."""
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        cos_sin: Tensor,
+        positions: Tensor,
+        batch: AttentionBatch,
+        *,
+        norms: HeadNorms | None,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        """Store the rows' keys and values and attend.
+
+        Semantics: q = rotate_store(q, k, v, ...); out = paged_attention(q, ...), with the rounding
+        of these steps up to the order of sums.
+
+        Arguments and errors as of `RotateStore` and `PagedAttention`; returns a new [T, Hq, D].
+        """
+        ...
+
+
+__all__ = [
+    "AttentionBatch",
+    "HeadNorms",
+    "PagedAttention",
+    "RotateAttend",
+    "RotateStore",
+    "StoreKV",
+]

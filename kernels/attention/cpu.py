@@ -10,7 +10,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from kernels.attention import AttentionBatch
 from kernels.attention.buckets import Bucket, buckets_of
-from kernels.attention.composed import compose_rotate_store
+from kernels.attention.composed import compose_rotate_attend, compose_rotate_store
 from kernels.attention.gather import Geometry, gather
 from kernels.checks import check_attention, check_query_rows, check_store
 from kernels.fused import cpu as fused
@@ -130,4 +130,6 @@ def _bias(bucket: Bucket, window: int | None) -> Tensor | None:
     return torch.zeros(rows, keys).masked_fill_(~seen, float("-inf"))
 
 
-__all__ = ["paged_attention", "rotate_store", "store_kv"]
+rotate_attend = compose_rotate_attend(rotate_store, paged_attention)
+
+__all__ = ["paged_attention", "rotate_attend", "rotate_store", "store_kv"]

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from kernels.attention import AttentionBatch
+from kernels.attention.composed import compose_rotate_attend
+from kernels.attention.cpu import rotate_store
 from kernels.attention.gather import Geometry, gather
 from kernels.checks import check_attention, check_query_rows
 
@@ -168,4 +170,6 @@ def _pages_per_split(block: int) -> int:
     return -(-SPLIT // block)
 
 
-__all__ = ["SPLIT", "TILE", "paged_attention"]
+rotate_attend = compose_rotate_attend(rotate_store, paged_attention)
+
+__all__ = ["SPLIT", "TILE", "paged_attention", "rotate_attend"]

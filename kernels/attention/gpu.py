@@ -12,20 +12,24 @@ import torch
 from torch import Tensor
 
 from kernels.attention import AttentionBatch, HeadNorms
-from kernels.attention.decode_kernel import decode_kernel
+from kernels.attention.decode import NewRows, launch_decode
+from kernels.attention.hopper import fits_hopper, hopper_tiles, launch_hopper
 from kernels.attention.place_kernel import rotate_store_kernel, store_kernel
-from kernels.attention.prefill_kernel import prefill_kernel
+from kernels.attention.prefill import launch_prefill, tile_count
 from kernels.attention.tiles import (
-    Tile,
+    FUSED_PAIRS,
+    HOPPER_ITEMS,
+    decode_splits,
     decode_tile,
-    merged_at_once,
+    hopper_tile,
     power_of_two,
+    prefill_splits,
     prefill_tile,
-    split_tokens,
 )
 from kernels.checks import check_attention, check_norm, check_rotary, check_store, reject
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+LOG2_E = math.log2(math.e)
 _HEADS = 8
 """Heads of one program of the kernels that fill pages."""
 
@@ -59,14 +63,7 @@ def rotate_store(
     norms: HeadNorms | None,
 ) -> Tensor:
     """See `kernels.attention.RotateStore`."""
-    check_store(k, v, k_cache, v_cache, batch)
-    check_rotary(q, k, cos_sin, positions)
-    _check_dtype("q", q)
-    if norms is not None:
-        check_norm(q, norms.q)
-        check_norm(k, norms.k)
-    if not cos_sin.is_contiguous():
-        reject("cos_sin", "contiguous", cos_sin)
+    _check_heads(q, k, v, k_cache, v_cache, cos_sin, positions, batch, norms)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     rows, q_heads, dim = q.shape
     kv_heads = k.shape[1]
@@ -95,109 +92,121 @@ def paged_attention(
     window: int | None,
 ) -> Tensor:
     """See `kernels.attention.PagedAttention`; also raises ValueError on a scale <= 0."""
+    _check_attend(q, k_cache, v_cache, batch, scale, window)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if not q.numel():
+        return out
+    q, sequences = _lined(q), batch.context_lens.shape[0]
+    if batch.decodes or batch.max_query <= 1:
+        _decode(q, k_cache, v_cache, batch, out, scale, window, None)
+    if batch.decodes < sequences and batch.max_query > 1:
+        _prefill(q, k_cache, v_cache, batch, out, scale, window)
+    return out
+
+
+def rotate_attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    cos_sin: Tensor,
+    positions: Tensor,
+    batch: AttentionBatch,
+    *,
+    norms: HeadNorms | None,
+    scale: float,
+    window: int | None,
+) -> Tensor:
+    """See `kernels.attention.RotateAttend`: in one launch where few sequences have one row each."""
+    if batch.max_query > 1 or batch.context_lens.shape[0] * k_cache.shape[1] > FUSED_PAIRS:
+        rotated = rotate_store(q, k, v, k_cache, v_cache, cos_sin, positions, batch, norms=norms)
+        return paged_attention(rotated, k_cache, v_cache, batch, scale=scale, window=window)
+    _check_heads(q, k, v, k_cache, v_cache, cos_sin, positions, batch, norms)
+    _check_attend(q, k_cache, v_cache, batch, scale, window)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if q.numel():
+        new = NewRows(k=_lined(k), v=_lined(v), cos_sin=cos_sin, positions=positions, norms=norms)
+        _decode(_lined(q), k_cache, v_cache, batch, out, scale, window, new)
+    return out
+
+
+def _decode(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    batch: AttentionBatch,
+    out: Tensor,
+    scale: float,
+    window: int | None,
+    new: NewRows | None,
+) -> None:
+    pairs = batch.context_lens.shape[0] * k_cache.shape[1]
+    tile = decode_tile(pairs, batch.max_context, q.shape[2], q.element_size())
+    splits = decode_splits(pairs, batch.max_context, tile)
+    launch_decode(q, k_cache, v_cache, batch, out, scale * LOG2_E, window, tile, splits, new)
+
+
+def _prefill(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    batch: AttentionBatch,
+    out: Tensor,
+    scale: float,
+    window: int | None,
+) -> None:
+    kv_heads = k_cache.shape[1]
+    group, sequences = q.shape[1] // kv_heads, batch.context_lens.shape[0]
+    case = (q, k_cache, v_cache, batch, out, scale * LOG2_E, window)
+    if fits_hopper(q, k_cache, v_cache):
+        items = hopper_tiles(q.shape[0], sequences, group) * kv_heads
+        if items >= HOPPER_ITEMS:
+            return launch_hopper(*case, hopper_tile(items))
+    tile = prefill_tile(batch.max_query, group, q.shape[2], q.element_size())
+    tiles = tile_count(q.shape[0], sequences, group, tile)
+    launch_prefill(*case, tile, prefill_splits(tiles * kv_heads, batch.max_context))
+
+
+def _lined(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _check_heads(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    cos_sin: Tensor,
+    positions: Tensor,
+    batch: AttentionBatch,
+    norms: HeadNorms | None,
+) -> None:
+    check_store(k, v, k_cache, v_cache, batch)
+    check_rotary(q, k, cos_sin, positions)
+    _check_dtype("q", q)
+    if norms is not None:
+        check_norm(q, norms.q)
+        check_norm(k, norms.k)
+    if not cos_sin.is_contiguous():
+        reject("cos_sin", "contiguous", cos_sin)
+
+
+def _check_attend(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    window: int | None,
+) -> None:
     check_attention(q, k_cache, v_cache, window)
     _check_dtype("q", q)
     if scale <= 0:
         raise ValueError(f"scale must be > 0, got {scale}")
     if batch.page_table.shape[1] > 1 and batch.page_table.stride(1) != 1:
         reject("page_table", "contiguous in a row", batch.page_table)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    if not q.numel():
-        return out
-    q, log2_scale = _lined(q), scale * math.log2(math.e)
-    sequences, group = batch.context_lens.shape[0], q.shape[1] // k_cache.shape[1]
-    decodes = sequences if batch.max_query <= 1 else batch.decodes
-    if decodes:
-        tile = decode_tile(group, q.shape[2], q.element_size())
-        split = split_tokens(decodes * k_cache.shape[1], batch.max_context)
-        launch_decode(q, k_cache, v_cache, batch, out, log2_scale, window, tile, split)
-    if decodes < sequences:
-        tile = prefill_tile(batch.max_query, group, q.shape[2], q.element_size())
-        launch_prefill(q, k_cache, v_cache, batch, out, log2_scale, window, tile)
-    return out
-
-
-def launch_decode(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    batch: AttentionBatch,
-    out: Tensor,
-    log2_scale: float,
-    window: int | None,
-    tile: Tile,
-    split: int,
-) -> None:
-    """Write into `out` the rows of the sequences that have one.
-
-    `split` is a multiple of `tile.keys`.
-    """
-    kv_heads, page = k_cache.shape[1:3]
-    group, dim = q.shape[1] // kv_heads, q.shape[2]
-    sequences = batch.context_lens.shape[0]
-    splits = max(1, -(-batch.max_context // split))
-    part, lse, count = _workspace(batch, (sequences, kv_heads, splits, group, dim), q.device)
-    decode_kernel[(kv_heads, splits, sequences)](
-        q, k_cache, v_cache, out, part, lse, count,
-        batch.query_offsets, batch.context_lens, batch.page_table,
-        *q.stride()[:2], k_cache.stride(0), v_cache.stride(0), batch.page_table.stride(0),
-        log2_scale, window or 0, splits, split,
-        GROUP=group, DIM=dim, PAGE=page,
-        BLOCK_M=tile.lines, BLOCK_N=tile.keys, BLOCK_D=max(16, power_of_two(dim)),
-        BLOCK_G=power_of_two(group), BLOCK_S=merged_at_once(group, dim),
-        HAS_SPLITS=splits > 1, HAS_WINDOW=window is not None, PRECISION="ieee",
-        num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
-
-
-def launch_prefill(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    batch: AttentionBatch,
-    out: Tensor,
-    log2_scale: float,
-    window: int | None,
-    tile: Tile,
-) -> None:
-    """Write into `out` the rows of all sequences, or of those with more than one row."""
-    kv_heads, page = k_cache.shape[1:3]
-    group, dim = q.shape[1] // kv_heads, q.shape[2]
-    sequences = batch.context_lens.shape[0]
-    tiles = q.shape[0] // (tile.lines // group) + sequences
-    prefill_kernel[(tiles, kv_heads)](
-        q, k_cache, v_cache, out, batch.query_offsets, batch.context_lens, batch.page_table,
-        *q.stride()[:2], k_cache.stride(0), v_cache.stride(0), batch.page_table.stride(0),
-        log2_scale, window or 0, sequences,
-        GROUP=group, DIM=dim, PAGE=page,
-        BLOCK_M=tile.lines, BLOCK_N=tile.keys, BLOCK_D=max(16, power_of_two(dim)),
-        BLOCK_B=max(64, power_of_two(sequences)), HAS_DECODES=batch.decodes > 0,
-        HAS_WINDOW=window is not None, PRECISION="ieee",
-        num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
-
-
-def _workspace(
-    batch: AttentionBatch, shape: tuple[int, int, int, int, int], device: torch.device
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Partial results, their sums, and counters that every launch leaves at zero.
-
-    One set a batch: the layers of a step run one after the other.
-    """
-    key = ("decode workspace", shape)
-    if key not in batch.memo:
-        size = math.prod(shape[:4]) if shape[2] > 1 else 0
-        batch.memo[key] = (
-            torch.empty(size * shape[4], dtype=torch.float32, device=device),
-            torch.empty(size, dtype=torch.float32, device=device),
-            torch.zeros(shape[0] * shape[1], dtype=torch.int32, device=device),
-        )
-    found: tuple[Tensor, Tensor, Tensor] = batch.memo[key]
-    return found
-
-
-def _lined(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _check_dtype(name: str, x: Tensor) -> None:
@@ -205,4 +214,4 @@ def _check_dtype(name: str, x: Tensor) -> None:
         reject(name, "float16, bfloat16 or float32", x)
 
 
-__all__ = ["launch_decode", "launch_prefill", "paged_attention", "rotate_store", "store_kv"]
+__all__ = ["paged_attention", "rotate_attend", "rotate_store", "store_kv"]

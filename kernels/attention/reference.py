@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention import AttentionBatch
-from kernels.attention.composed import compose_rotate_store
+from kernels.attention.composed import compose_rotate_attend, compose_rotate_store
 from kernels.checks import check_attention, check_query_rows, check_store
 from kernels.fused import reference as fused
 
@@ -77,4 +77,6 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tens
     return (weights @ v).transpose(0, 1)
 
 
-__all__ = ["paged_attention", "rotate_store", "store_kv"]
+rotate_attend = compose_rotate_attend(rotate_store, paged_attention)
+
+__all__ = ["paged_attention", "rotate_attend", "rotate_store", "store_kv"]

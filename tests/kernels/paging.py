@@ -22,13 +22,14 @@ class Pool:
     dim: int
     block: int = 16
     dtype: torch.dtype = torch.float32
+    gap: int = _GAP
     k_cache: Tensor = field(init=False)
     v_cache: Tensor = field(init=False)
     arena: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         size = self.kv_heads * self.block * self.dim
-        stride = 2 * size + _GAP
+        stride = 2 * size + self.gap
         self.arena = torch.full((_LEAD + self.pages * stride,), float("nan"), dtype=self.dtype)
         shape = (self.pages, self.kv_heads, self.block, self.dim)
         strides = (stride, self.block * self.dim, self.dim, 1)

@@ -8,13 +8,16 @@ triton = pytest.importorskip("triton")
 
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
+from triton.experimental.gluon._runtime import GluonASTSource  # noqa: E402
+from triton.experimental.gluon.language import NVMMASharedLayout  # noqa: E402
 
 from kernels.attention.decode_kernel import decode_kernel  # noqa: E402
+from kernels.attention.hopper_kernel import hopper_kernel  # noqa: E402
 from kernels.attention.place_kernel import rotate_store_kernel, store_kernel  # noqa: E402
 from kernels.attention.prefill_kernel import prefill_kernel  # noqa: E402
 from kernels.attention.tiles import (  # noqa: E402
-    Tile,
     decode_tile,
+    hopper_tile,
     merged_at_once,
     power_of_two,
     prefill_tile,
@@ -35,13 +38,19 @@ def _own_cache(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def compiled(
-    kernel: Any, constants: dict[str, Any], capability: int, warps: int = 4, stages: int = 3
+    kernel: Any,
+    constants: dict[str, Any],
+    capability: int,
+    warps: int = 4,
+    stages: int = 3,
+    descriptors: dict[str, str] | None = None,
 ) -> Any:
     """Compile for bfloat16, with everything that may be aligned to 16 bytes so aligned."""
     names = kernel.arg_names
     signature = {name: "constexpr" if name in constants else kind(name) for name in names}
+    signature |= descriptors or {}
     aligned = [name for name in names if name[:2] == "p_" or name[:7] == "stride_"]
-    source = ASTSource(
+    source = (GluonASTSource if descriptors else ASTSource)(
         kernel,
         signature,
         constexprs={(names.index(name),): value for name, value in constants.items()},
@@ -59,25 +68,34 @@ def kind(name: str) -> str:
     return "fp32" if name in ("scale", "eps") else "i32"
 
 
-def attention_constants(tile: Tile, group: int, dim: int, window: bool) -> dict[str, Any]:
+def attention_constants(
+    lines: int, keys: int, group: int, dim: int, window: bool
+) -> dict[str, Any]:
     return {
         **{"GROUP": group, "DIM": dim, "PAGE": 16, "HAS_WINDOW": window, "PRECISION": "ieee"},
-        **{"BLOCK_M": tile.lines, "BLOCK_N": tile.keys, "BLOCK_D": power_of_two(dim)},
+        **{"BLOCK_M": lines, "BLOCK_N": keys, "BLOCK_D": power_of_two(dim)},
     }
 
 
 @pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("is_new", [False, True])
 @pytest.mark.parametrize(
-    ("group", "dim", "window"), [(4, 128, False), (7, 80, True), (1, 256, False)]
+    ("group", "dim", "window", "pairs"),
+    [(4, 128, False, 256), (4, 128, False, 8), (7, 80, True, 256), (1, 256, False, 8)],
 )
-def test_decode(group: int, dim: int, window: bool, capability: int) -> None:
-    tile = decode_tile(group, dim, 2)
-    constants = attention_constants(tile, group, dim, window) | {
+def test_decode(
+    group: int, dim: int, window: bool, pairs: int, is_new: bool, capability: int
+) -> None:
+    tile = decode_tile(pairs, 1024, dim, 2)
+    constants = attention_constants(max(16, power_of_two(group)), tile.keys, group, dim, window) | {
         **{"HAS_SPLITS": True, "BLOCK_G": power_of_two(group)},
-        "BLOCK_S": merged_at_once(group, dim),
+        **{"BLOCK_S": merged_at_once(group, dim), "IS_NEW": is_new, "HAS_NORM": window},
+        **{"USE_PDL": is_new and capability == 90, "ROW_IS_B": is_new},
     }
     found = compiled(decode_kernel, constants, capability, tile.warps, tile.stages)
-    assert found.metadata.shared <= SHARED_MEMORY[capability] // 2, "two programs share an SM"
+    assert ("griddepcontrol.wait" in found.asm["ptx"]) == constants["USE_PDL"]
+    programs = 1 if pairs == 8 else 2  # on a multiprocessor
+    assert found.metadata.shared <= SHARED_MEMORY[capability] // programs
     assert found.asm["ptx"].count("cp.async.cg.shared.global") >= 16
     assert "mma.sync" in found.asm["ptx"]
 
@@ -86,12 +104,28 @@ def test_decode(group: int, dim: int, window: bool, capability: int) -> None:
 @pytest.mark.parametrize(("rows", "group", "dim"), [(2048, 4, 128), (5, 7, 80), (512, 1, 256)])
 def test_prefill(rows: int, group: int, dim: int, capability: int) -> None:
     tile = prefill_tile(rows, group, dim, 2)
-    constants = attention_constants(tile, group, dim, group == 7)
-    constants |= {"BLOCK_B": 64, "HAS_DECODES": True}
+    constants = attention_constants(tile.lines, tile.keys, group, dim, group == 7)
+    constants |= {"BLOCK_B": 64, "HAS_DECODES": True, "HAS_SPLITS": rows < 512, "MIN_SPLIT": 256}
     found = compiled(prefill_kernel, constants, capability, tile.warps, tile.stages)
     assert found.metadata.shared <= SHARED_MEMORY[capability]
     product = "wgmma" if capability == 90 and tile.lines >= 64 else "mma.sync"
     assert product in found.asm["ptx"]
+
+
+@pytest.mark.parametrize(("page", "group", "dim"), [(16, 4, 128), (64, 7, 64)])
+def test_hopper(page: int, group: int, dim: int) -> None:
+    tile = hopper_tile(1)
+    layout = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    rows = f"tensordesc<bf16[{page}, 64],{layout!r}>"
+    constants = {
+        **{"GROUP": group, "DIM": dim, "PAGE": page, "BLOCK_N": tile.keys, "BLOCK_B": 64},
+        **{"STAGES": tile.stages, "HAS_DECODES": True, "HAS_WINDOW": group == 7},
+    }
+    found = compiled(hopper_kernel, constants, 90, descriptors={"k_rows": rows, "v_rows": rows})
+    assert found.metadata.shared <= SHARED_MEMORY[90]
+    copies = 2 * tile.keys // page * dim // 64
+    assert found.asm["ptx"].count("cp.async.bulk.tensor.2d.shared") == copies
+    assert "wgmma" in found.asm["ptx"]
 
 
 @pytest.mark.parametrize("capability", [80, 90])

@@ -16,6 +16,8 @@ from tests.kernels.truth import REFERENCE, assert_near
 pytest.importorskip("triton")
 
 from kernels.attention import gpu as attention
+from kernels.attention import hopper
+from kernels.attention.tiles import HopperTile
 from kernels.fused import gpu as fused
 
 pytestmark = [
@@ -75,6 +77,43 @@ def test_equals_reference(
             torch.testing.assert_close(actual.cpu(), expected, rtol=1e-4, atol=1e-5)
         else:
             assert_near(actual.cpu(), expected)
+
+
+@pytest.mark.parametrize("window", [None, 1, 100, 1000])
+@pytest.mark.parametrize(("keys", "stages", "each"), [(128, 2, 1), (64, 3, 3)])
+@pytest.mark.parametrize(
+    ("group", "dim", "page"),
+    [(1, 64, 16), (4, 128, 16), (7, 64, 32), (3, 128, 8), (16, 128, 64)],
+)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_hopper_equals_reference(
+    dtype: torch.dtype,
+    group: int,
+    dim: int,
+    page: int,
+    keys: int,
+    stages: int,
+    each: int,
+    window: int | None,
+) -> None:
+    """All memory but the contexts is NaN, also behind the last token of a page."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a Hopper device")
+    sequences = [*MIXED, (129, 128), (64, 64), (2000, 3)]
+    pool = Pool(pages=700, kv_heads=2, dim=dim, block=page, dtype=dtype, gap=dim)
+    q, batch = prepared(sequences, pool, group)
+    case = {"scale": dim**-0.5, "window": window}
+    expected = REFERENCE.paged_attention(q, pool.k_cache, pool.v_cache, batch, **case)
+    several = torch.cat([torch.full((rows,), rows > 1) for _, rows in sequences])
+    q, caches, tile = q.cuda(), on_device(pool), HopperTile(keys=keys, stages=stages, each=each)
+    assert hopper.fits_hopper(q, *caches) == (dim == 128)
+    scale = case["scale"] * attention.LOG2_E
+    for decodes in (0, 3):
+        out = torch.full_like(q, float("nan"))
+        hopper.launch_hopper(q, *caches, moved(batch, decodes=decodes), out, scale, window, tile)
+        written = several if decodes else torch.ones_like(several)
+        assert_near(out.cpu()[written], expected[written])
+        assert out.cpu()[~written].isnan().all()
 
 
 def replayed(run: Callable[[], Tensor]) -> tuple[Tensor, torch.cuda.CUDAGraph]:
@@ -155,6 +194,54 @@ def test_rotate_store(dtype: torch.dtype, normed: bool) -> None:
     for got, expected in zip(*results, strict=True):
         assert torch.equal(got.isnan(), expected.isnan())
         assert_near(got.nan_to_num(), expected.nan_to_num())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize(
+    ("group", "dim", "normed"), [(4, 64, False), (4, 128, True), (7, 80, False), (2, 256, True)]
+)
+@pytest.mark.parametrize("sequences", [DECODE, MIXED], ids=["decode", "mixed"])
+def test_rotate_attend(
+    sequences: list[tuple[int, int]],
+    group: int,
+    dim: int,
+    normed: bool,
+    window: int | None,
+    dtype: torch.dtype,
+) -> None:
+    """In one launch, or with its steps for longer sequences; replayed."""
+    pool = Pool(pages=500, kv_heads=2, dim=dim, dtype=dtype)
+    tables = deal_pages([context for context, _ in sequences], pool)
+    before = [Tokens.random(context - rows, pool) for context, rows in sequences]
+    fill(pool, REFERENCE, before, tables)
+    batch = make_batch(sequences, tables, pool.block)
+    rows = sum(rows for _, rows in sequences)
+    sizes = [2 * group, 2, 2]
+    heads = torch.randn(rows, sum(sizes), dim).to(dtype)
+    cos_sin, positions = torch.randn(64, dim), torch.randint(0, 64, (rows,))
+    q_norm, k_norm = torch.randn(2, dim).to(dtype)
+    norms = HeadNorms(q=q_norm, k=k_norm, eps=1e-5) if normed else None
+    cuda_norms = HeadNorms(q=q_norm.cuda(), k=k_norm.cuda(), eps=1e-5) if normed else None
+    caches, case = on_device(pool), {"scale": dim**-0.5, "window": window}
+    expected = REFERENCE.rotate_attend(
+        *(*heads.split(sizes, 1), pool.k_cache, pool.v_cache, cos_sin, positions, batch),
+        **case,
+        norms=norms,
+    )
+    arguments = (*heads.cuda().split(sizes, 1), *caches, cos_sin.cuda(), positions.cuda())
+    known = moved(batch, decodes=sum(rows == 1 for _, rows in sequences))
+    actual, graph = replayed(
+        lambda: attention.rotate_attend(*arguments, known, **case, norms=cuda_norms)
+    )
+    actual.fill_(float("nan"))
+    graph.replay()
+    torch.cuda.synchronize()
+    near = 1e-4 if dtype == torch.float32 else 1.6e-2
+    for got, want in zip((actual, *caches), (expected, pool.k_cache, pool.v_cache), strict=True):
+        assert torch.equal(got.isnan().cpu(), want.isnan())
+        difference = got.cpu().nan_to_num().float() - want.nan_to_num().float()
+        assert float(difference.abs().max()) <= near * float(want.nan_to_num().abs().max())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

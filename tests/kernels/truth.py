@@ -19,6 +19,7 @@ REFERENCE = Ops(
     store_kv=attention.store_kv,
     rotate_store=attention.rotate_store,
     paged_attention=attention.paged_attention,
+    rotate_attend=attention.rotate_attend,
     rms_norm=fused.rms_norm,
     add_rms_norm=fused.add_rms_norm,
     silu_mul=fused.silu_mul,

@@ -56,11 +56,10 @@ class Attention:
         sizes = [self.q_heads, self.kv_heads, self.kv_heads]
         heads = qkv.view(qkv.shape[0], sum(sizes), self.head_dim)
         q, k, v = torch.split(heads, sizes, dim=1)
-        q = self.ops.rotate_store(
-            q, k, v, *kv, cos_sin, step.positions, step.attention, norms=self._norms()
-        )
-        scale = self.head_dim**-0.5
-        out = self.ops.paged_attention(q, *kv, step.attention, scale=scale, window=self.window)
+        out = self.ops.rotate_attend(
+            q, k, v, *kv, cos_sin, step.positions, step.attention,
+            norms=self._norms(), scale=self.head_dim**-0.5, window=self.window,
+        )  # fmt: skip
         return out.flatten(1)
 
     def _norms(self) -> HeadNorms | None:

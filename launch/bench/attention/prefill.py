@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,7 +13,9 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.attention import gpu
-from kernels.attention.tiles import Tile, prefill_tile
+from kernels.attention.hopper import fits_hopper, launch_hopper
+from kernels.attention.prefill import launch_prefill, tile_count
+from kernels.attention.tiles import HopperTile, Tile, prefill_splits
 from launch.bench.attention.checks import TOLERANCE, distance
 from launch.bench.attention.decode import fastest
 from launch.bench.attention.memory import DIM, KV_HEADS, Q_HEADS, Paged, paged, queries
@@ -22,15 +24,16 @@ from launch.bench.attention.timing import DEVICE, Call, graph_us, peer_us
 
 SCALE = DIM**-0.5
 TILES = [
-    Tile(lines=128, keys=64, warps=8, stages=2),
-    Tile(lines=128, keys=64, warps=8, stages=4),
-    Tile(lines=128, keys=32, warps=8, stages=3),
-    Tile(lines=128, keys=128, warps=8, stages=2),
-    Tile(lines=128, keys=128, warps=8, stages=3),
-    Tile(lines=256, keys=64, warps=16, stages=2),
-    Tile(lines=64, keys=64, warps=4, stages=2),
-    Tile(lines=64, keys=64, warps=4, stages=3),
-    Tile(lines=64, keys=128, warps=4, stages=2),
+    Tile(lines=lines, keys=keys, warps=warps, stages=stages)
+    for lines, keys, warps, stages in (
+        *((256, 64, 16, 3), (128, 64, 8, 3), (128, 128, 8, 3), (64, 64, 4, 2), (64, 64, 4, 3)),
+        (64, 128, 4, 2),
+    )
+]
+HOPPER_TILES = [
+    HopperTile(keys=keys, stages=stages, each=each)
+    for keys, stages in ((128, 2), (64, 3))
+    for each in (1, 2, 4)
 ]
 CASES = ((32, 2048, 2048), (4, 2048, 2048), (1, 512, 4096), (8, 512, 4096), (1, 64, 4096))
 """(sequences, rows, context)."""
@@ -55,10 +58,11 @@ def _case(sequences: int, rows: int, context: int, every_tile: bool) -> dict[str
     row["us"] = graph_us(_public(memory, q))
     row["tflop_s"] = flop / row["us"] / 1e6
     row["sdpa_us"] = peer_us(_sdpa(sequences, rows, context))
+    row["tiles"] = _search(memory, q, sequences) if every_tile else []
+    best = fastest(row["tiles"])
+    del memory
     pages = paged(rows, [context] * sequences, 1, block=256)
     row["varlen_256_us"] = peer_us(varlen_calls(pages, q))
-    row["tiles"] = _search(memory, q, rows) if every_tile else []
-    best = fastest(row["tiles"])
     print(
         f"{sequences:9} {rows:4} {context:7} | {row['us']:8.1f} {row['tflop_s']:8.0f} | "
         f"{_short(row['sdpa_us']):>11}  {_short(row['varlen_256_us']):>11} | "
@@ -75,23 +79,28 @@ def _public(memory: Paged, q: Tensor) -> list[Callable[[], Tensor]]:
     ]
 
 
-def _search(memory: Paged, q: Tensor, rows: int) -> list[dict[str, Any]]:
-    mine = prefill_tile(rows, Q_HEADS // KV_HEADS, DIM, 2)
-    out, factor, found = torch.empty_like(q), SCALE * math.log2(math.e), []
-    for tile in [mine, *TILES]:
-        calls: list[Call] = [
-            partial(gpu.launch_prefill, q, k, v, batch, out, factor, None, tile)
-            for k, v, batch in memory.places()
-        ]
-        us = peer_us(calls)  # a tile that this machine has no shared memory for is named, not timed
+def _search(memory: Paged, q: Tensor, sequences: int) -> list[dict[str, Any]]:
+    out, factor, found = torch.empty_like(q), SCALE * gpu.LOG2_E, []
+    places, context = memory.places(), memory.batches[0].max_context
+
+    def note(tile: Tile | HopperTile, calls: list[Call], **more: int) -> None:
+        us = peer_us(calls)  # a tile that this machine has no shared memory for is not timed
         if isinstance(us, float) and distance(out, _public(memory, q)[-1]()) > TOLERANCE:
             us = "wrong"
-        found.append(
-            {
-                **{"lines": tile.lines, "keys": tile.keys, "warps": tile.warps},
-                **{"stages": tile.stages, "us": us},
-            }
-        )
+        found.append({**dataclasses.asdict(tile), **more, "us": us})
+
+    if fits_hopper(q, *places[0][:2]):
+        for hopper in HOPPER_TILES:
+            note(hopper, [partial(launch_hopper, q, *p, out, factor, None, hopper) for p in places])
+    for tile in TILES:
+        tiles = tile_count(len(q), sequences, Q_HEADS // KV_HEADS, tile) * KV_HEADS
+        most = prefill_splits(tiles, context)
+        for n in sorted({1, -(-most // 2), most}):
+            note(
+                tile,
+                [partial(launch_prefill, q, *p, out, factor, None, tile, n) for p in places],
+                splits=n,
+            )
     return found
 
 
