@@ -13,9 +13,10 @@ from kernels.fused import cpu as fused_cpu
 from kernels.lora import LoraExpand, LoraShrink
 from kernels.lora import cpu as lora_cpu
 from kernels.lora import deterministic as lora_deterministic
-from kernels.nf4 import Dequantize, Linear, Prepare, QuantizeBlocks
+from kernels.nf4 import Dequantize, Linear, NormLinear, Prepare, QuantizeBlocks
 from kernels.nf4 import cpu as nf4_cpu
 from kernels.nf4 import deterministic as nf4_deterministic
+from kernels.nf4.composed import norm_linear_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +27,8 @@ class Ops:
     """What is done to a weight once, at load, to make it fast."""
     linear: Linear
     """y = x W^T + bias."""
+    norm_linear: NormLinear
+    """`add_rms_norm`, then `linear`."""
     dequantize: Dequantize
     """NF4 shard to floating point."""
     quantize_blocks: QuantizeBlocks
@@ -83,6 +86,7 @@ def gpu_ops() -> Ops:
     return Ops(
         prepare=nf4_gpu.prepare,
         linear=nf4_gpu.linear,
+        norm_linear=nf4_gpu.norm_linear,
         dequantize=nf4_gpu.dequantize,
         quantize_blocks=nf4_gpu.quantize_blocks,
         lora_shrink=lora_gpu.lora_shrink,
@@ -102,6 +106,7 @@ def gpu_ops() -> Ops:
 _CPU = Ops(
     prepare=nf4_cpu.prepare,
     linear=nf4_cpu.linear,
+    norm_linear=norm_linear_of(fused_cpu.add_rms_norm, nf4_cpu.linear),
     dequantize=nf4_cpu.dequantize,
     quantize_blocks=nf4_cpu.quantize_blocks,
     lora_shrink=lora_cpu.lora_shrink,
@@ -120,6 +125,7 @@ _DETERMINISTIC_CPU = replace(
     _CPU,
     prepare=nf4_deterministic.prepare,
     linear=nf4_deterministic.linear,
+    norm_linear=norm_linear_of(fused_cpu.add_rms_norm, nf4_deterministic.linear),
     lora_shrink=lora_deterministic.lora_shrink,
     lora_expand_=lora_deterministic.lora_expand_,
     paged_attention=attention_deterministic.paged_attention,

@@ -162,6 +162,29 @@ class Linear(Protocol):
         ...
 
 
+class NormLinear(Protocol):
+    """Residual addition, norm and the projection behind it."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        norm: Tensor,
+        eps: float,
+        w: Weight,
+        bias: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Add, normalise and project rows.
+
+        Semantics: n, total = add_rms_norm(x, residual, norm, eps); returns (linear(n, w, bias),
+        total), with the rounding of these steps up to the order of sums.
+
+        x, residual [T, K] of one dtype, norm [K]; w [N, K]; bias [N] or None. Returns new tensors.
+        Raises ValueError as `AddRMSNorm` and `Linear`.
+        """
+        ...
+
+
 class Prepare(Protocol):
     """What is done to a weight once, at load."""
 
@@ -213,6 +236,7 @@ __all__ = [
     "Dequantize",
     "Linear",
     "NF4Weight",
+    "NormLinear",
     "PackedNF4",
     "Prepare",
     "QuantizeBlocks",

@@ -11,6 +11,7 @@ from kernels.checks import reject
 from kernels.nf4.gemm_kernel import nf4_gemm
 from kernels.nf4.packed_weight import BLOCK, PackedNF4
 from kernels.nf4.tables import prmt_table, value_table
+from kernels.overlap import overlaps
 
 _PARTIAL_SUMS = 1 << 23
 _PROGRAMS = 1 << 14
@@ -75,8 +76,8 @@ def multiply(x: Tensor, w: PackedNF4, bias: Tensor | None, config: GemmConfig) -
     grid = (*_outputs(rows, features, config), config.split)
     if not fits(rows, features, config):
         raise ValueError(f"split must be 1 for so large an output, got {config.split}")
-    partial, arrived = _workspace(x.device)
-    pdl = x.is_cuda and _capability(x.device) >= 9
+    partial, arrived = workspace(x.device)
+    pdl = overlaps(x.device)
     use_prmt = x.is_cuda and x.dtype == torch.bfloat16
     nf4_gemm[grid](
         x,
@@ -124,15 +125,10 @@ def _outputs(rows: int, features: int, config: GemmConfig) -> tuple[int, int]:
 
 
 @cache
-def _capability(device: torch.device) -> int:
-    return torch.cuda.get_device_capability(device)[0]
-
-
-@cache
-def _workspace(device: torch.device) -> tuple[Tensor, Tensor]:
+def workspace(device: torch.device) -> tuple[Tensor, Tensor]:
     """Partial sums, and arrivals, which every launch leaves at zero."""
     partial = torch.empty(_PARTIAL_SUMS, dtype=torch.float32, device=device)
     return partial, torch.zeros(_PROGRAMS, dtype=torch.int32, device=device)
 
 
-__all__ = ["GemmConfig", "OutOfResources", "fits", "multiply"]
+__all__ = ["GemmConfig", "OutOfResources", "fits", "multiply", "workspace"]

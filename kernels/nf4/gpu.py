@@ -13,15 +13,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear as dense_linear
 
-from kernels.checks import check_linear
+from kernels.checks import check_linear, check_norm
+from kernels.fused.gpu import add_rms_norm
 from kernels.nf4 import DenseWeight, NF4Weight, Weight
 from kernels.nf4.choice import FUSED_ROWS, choose, choose_wide
 from kernels.nf4.codebook import GAIN
 from kernels.nf4.expand import dequantize, scaled_weight
+from kernels.nf4.few_choice import FUSED_NORM_ROWS, choose_few
+from kernels.nf4.few_config import FewConfig
 from kernels.nf4.gemm import multiply
 from kernels.nf4.packed import can_pack, pack
 from kernels.nf4.packed_weight import PackedNF4
 from kernels.nf4.reference import quantize_blocks
+from kernels.overlap import overlaps
 
 
 def prepare(w: Weight, dtype: torch.dtype) -> Weight:
@@ -48,8 +52,7 @@ def linear(x: Tensor, w: Weight, bias: Tensor | None = None) -> Tensor:
     if isinstance(w, NF4Weight):
         return dense_linear(x, dequantize(w, x.dtype), _narrow(bias, x))
     if rows <= FUSED_ROWS:
-        rows_of_x = x if x.stride(1) == 1 else x.contiguous()
-        return _fused(rows_of_x, w, bias)
+        return _fused(_lined(x), w, bias)
     # The gain is divided out by the product itself, in float32.
     weight = scaled_weight(w, x.dtype).T
     if bias is None:
@@ -59,21 +62,59 @@ def linear(x: Tensor, w: Weight, bias: Tensor | None = None) -> Tensor:
 
 def _fused(x: Tensor, w: PackedNF4, bias: Tensor | None) -> Tensor:
     rows, features = x.shape[0], w.rows
+    few, few_config = _few(x, w)
+    if few is not None:
+        y: Tensor = few.multiply_few(x, w, bias, few_config)
+        return y
     config = choose_wide(rows, features, w.blocks)
-    wide = _wide() if x.is_cuda and config is not None else None
+    wide = _gluon("wide") if x.is_cuda and config is not None else None
     if wide is not None and config is not None and wide.can_take(x, w, config):
-        y: Tensor = wide.multiply_wide(x, w, bias, config)
+        y = wide.multiply_wide(x, w, bias, config)
         return y
     return multiply(x, w, bias, choose(rows, features, w.blocks))
 
 
+def norm_linear(
+    x: Tensor,
+    residual: Tensor,
+    norm: Tensor,
+    eps: float,
+    w: Weight,
+    bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """See `kernels.nf4.NormLinear`; in one launch for few rows."""
+    check_norm(x, norm, residual)
+    check_linear(x, w, bias)
+    few, config = _few(x, w) if x.shape[0] <= FUSED_NORM_ROWS else (None, None)
+    if few is None or config is None or config.split > 1:
+        normed, total = add_rms_norm(x, residual, norm, eps)
+        return linear(normed, w, bias), total
+    lines = _lined(x), residual.contiguous(), norm.contiguous()
+    both: tuple[Tensor, Tensor] = few.norm_multiply_few(*lines, eps, w, bias, config)
+    return both
+
+
+def _few(x: Tensor, w: Weight) -> tuple[ModuleType | None, FewConfig | None]:
+    """The kernel for few rows and its configuration, where there is one that was faster."""
+    if not isinstance(w, PackedNF4) or x.dtype != torch.bfloat16 or not overlaps(x.device):
+        return None, None
+    if not x.shape[0] or not w.rows or not w.columns:
+        return None, None
+    config = choose_few(x.shape[0], w.rows, w.blocks)
+    return (None if config is None else _gluon("few")), config
+
+
 @cache
-def _wide() -> ModuleType | None:
-    """The kernel in Gluon, an experimental part of Triton that a version may lack."""
+def _gluon(name: str) -> ModuleType | None:
+    """A kernel in Gluon, an experimental part of Triton that a version may lack."""
     try:
-        return import_module("kernels.nf4.wide")
+        return import_module(f"kernels.nf4.{name}")
     except (ImportError, AttributeError):
         return None
+
+
+def _lined(x: Tensor) -> Tensor:
+    return x if x.stride(1) == 1 else x.contiguous()
 
 
 def _dense(w: Weight, dtype: torch.dtype) -> Tensor:
@@ -84,4 +125,10 @@ def _narrow(bias: Tensor | None, x: Tensor) -> Tensor | None:
     return None if bias is None else bias.to(x.dtype)
 
 
-__all__ = ["dequantize", "linear", "prepare", "quantize_blocks"]
+__all__ = [
+    "dequantize",
+    "linear",
+    "norm_linear",
+    "prepare",
+    "quantize_blocks",
+]

@@ -111,6 +111,39 @@ def test_rows_that_the_hardware_cannot_copy_are_multiplied_all_the_same() -> Non
         assert distance(gpu.linear(x, gpu.prepare(w, torch.bfloat16)), exact(x, w, None)) < 6e-3
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_norm_linear_is_within_the_roundings_of_bfloat16(shape: tuple[int, int]) -> None:
+    from kernels.fused.reference import add_rms_norm
+    from kernels.nf4 import gpu
+
+    w = make(*shape)
+    packed = gpu.prepare(w, torch.bfloat16)
+    norm = torch.rand(shape[1], device="cuda").bfloat16()
+    for rows in (1, 3, 33):
+        wide = torch.randn(rows, shape[1] + 8, device="cuda").bfloat16()
+        x, residual = wide[:, : shape[1]], torch.randn(rows, shape[1], device="cuda").bfloat16() * 3
+        before = x.clone(), residual.clone()
+        normed, total = add_rms_norm(x, residual, norm, 1e-5)
+        for bias in (None, torch.randn(shape[0], device="cuda").bfloat16()):
+            y, summed = gpu.norm_linear(x, residual, norm, 1e-5, packed, bias)
+            assert torch.equal(summed, total)
+            assert distance(y, exact(normed, w, bias)) < 6e-3
+        assert torch.equal(x, before[0]) and torch.equal(residual, before[1])
+
+
+def test_few_rows_read_nothing_beyond_their_rows_and_columns() -> None:
+    from kernels.nf4 import gpu
+
+    w = make(200, 328)
+    packed = gpu.prepare(w, torch.bfloat16)
+    around = torch.full((8, 512), float("nan"), device="cuda", dtype=torch.bfloat16)
+    for rows in (1, 2, 3, 4):
+        x = around[2 : 2 + rows, 64 : 64 + 328]
+        x.copy_(torch.randn(rows, 328))
+        assert distance(gpu.linear(x, packed), exact(x, w, None)) < 6e-3
+        x.fill_(float("nan"))
+
+
 def test_rows_that_begin_inside_a_block_are_expanded_exactly() -> None:
     from kernels.nf4 import gpu
 
@@ -132,12 +165,14 @@ def test_unpacked_on_the_device_is_the_canonical_shard_bit_for_bit() -> None:
         assert torch.equal(gpu.dequantize(pack(w), dtype), reference.dequantize(w, dtype))
 
 
-def test_a_chain_of_products_replays_bit_for_bit() -> None:
+@pytest.mark.parametrize("rows", [1, 4, 16])
+def test_a_chain_of_products_replays_bit_for_bit(rows: int) -> None:
     """Each product reads what the one before wrote, and all share one workspace."""
     from kernels.nf4 import gpu
 
-    weights = [gpu.prepare(make(4096, 4096), torch.bfloat16) for _ in range(4)]
-    x = torch.randn(4, 4096, device="cuda").bfloat16()
+    shapes = [(4096, 4096), (14336, 4096), (4096, 14336), (4096, 4096)]
+    weights = [gpu.prepare(make(*shape), torch.bfloat16) for shape in shapes]
+    x = torch.randn(rows, 4096, device="cuda").bfloat16()
 
     def chain() -> Tensor:
         y = x

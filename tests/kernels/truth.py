@@ -8,10 +8,12 @@ from kernels.dispatch import Ops
 from kernels.fused import reference as fused
 from kernels.lora import reference as lora
 from kernels.nf4 import reference as nf4
+from kernels.nf4.composed import norm_linear_of
 
 REFERENCE = Ops(
     prepare=nf4.prepare,
     linear=nf4.linear,
+    norm_linear=norm_linear_of(fused.add_rms_norm, nf4.linear),
     dequantize=nf4.dequantize,
     quantize_blocks=nf4.quantize_blocks,
     lora_shrink=lora.lora_shrink,

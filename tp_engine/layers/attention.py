@@ -20,7 +20,7 @@ __all__ = ["Attention"]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Attention:
-    """Project, rotate, store keys and values, attend, project back."""
+    """Rotate, store keys and values, attend, project back."""
 
     qkv: ColumnParallel
     o: RowParallel
@@ -41,10 +41,9 @@ class Attention:
     ops: Ops
 
     def __call__(
-        self, x: Tensor, step: StepInput, cos_sin: Tensor, kv: tuple[Tensor, Tensor]
+        self, qkv: Tensor, step: StepInput, cos_sin: Tensor, kv: tuple[Tensor, Tensor]
     ) -> Tensor:
-        """x [T, H], the layer's caches ``kv`` -> [T, H], this rank's part."""
-        qkv = self.qkv(x, step.lora)
+        """What ``qkv`` gave, the layer's caches ``kv`` -> [T, H], this rank's part."""
         if self.q_heads == 0:
             return self.o(qkv, step.lora)  # [T, 0]: only the sum over ranks is left to do
         return self.o(self._attend(qkv, step, cos_sin, kv), step.lora)

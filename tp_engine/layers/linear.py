@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kernels.dispatch import Ops
 from kernels.nf4 import Weight
-from tp_engine.layers.lora import LoraSites
+from tp_engine.layers.lora import LoraSites, has_deltas
 from tp_engine.layers.step import LoraBatch
 
 if TYPE_CHECKING:
@@ -42,6 +42,18 @@ class ColumnParallel:
         y = self._base(x)
         self.lora.add_(y, x, lora, self.ops)
         return y
+
+    def after_norm(
+        self, x: Tensor, residual: Tensor, norm: Tensor, eps: float, lora: LoraBatch | None
+    ) -> tuple[Tensor, Tensor]:
+        """The projection of rms_norm(x + residual), and that sum.
+
+        x, residual [T, K], norm [K] -> [T, N local], [T, K].
+        """
+        if len(self.weights) == 1 and not has_deltas(lora):
+            return self.ops.norm_linear(x, residual, norm, eps, self.weights[0], self.bias)
+        normed, total = self.ops.add_rms_norm(x, residual, norm, eps)
+        return self(normed, lora), total
 
     def _base(self, x: Tensor) -> Tensor:
         if len(self.weights) == 1:

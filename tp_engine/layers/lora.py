@@ -12,7 +12,12 @@ from kernels.dispatch import Ops
 from sharding import SITES
 from tp_engine.layers.step import LoraBatch
 
-__all__ = ["LoraSites"]
+__all__ = ["LoraSites", "has_deltas"]
+
+
+def has_deltas(batch: LoraBatch | None) -> bool:
+    """Say whether adapters add anything in a step."""
+    return batch is not None and batch.segments.max_rank > 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

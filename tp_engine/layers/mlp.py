@@ -18,12 +18,12 @@ __all__ = ["MLP"]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class MLP:
-    """down(silu(gate(x)) * up(x))."""
+    """down(silu(gate) * up)."""
 
     gate_up: ColumnParallel
     down: RowParallel
     ops: Ops
 
-    def __call__(self, x: Tensor, lora: LoraBatch | None) -> Tensor:
-        """x [T, H] -> [T, H], this rank's part."""
-        return self.down(self.ops.silu_mul(self.gate_up(x, lora)), lora)
+    def __call__(self, gate_up: Tensor, lora: LoraBatch | None) -> Tensor:
+        """What ``gate_up`` gave -> [T, H], this rank's part."""
+        return self.down(self.ops.silu_mul(gate_up), lora)

@@ -17,6 +17,7 @@ from tp_engine.layers import (
     Attention,
     ColumnParallel,
     LMHead,
+    LoraBatch,
     LoraSites,
     RowParallel,
     StepInput,
@@ -80,14 +81,30 @@ class Decoder:
         residual = self._embedding(step.tokens)  # [T, H]
         delta: Tensor | None = None
         for layer, kv in zip(self._layers, step.kv, strict=True):
-            x, residual = self._add_norm(delta, residual, layer.input_norm)
-            x = layer.attention(x, step, self._cos_sin, kv)
-            x, residual = self._add_norm(x, residual, layer.post_norm)
-            delta = layer.mlp(x, step.lora)
+            column, norm = layer.attention.qkv, layer.input_norm
+            qkv, residual = self._project(column, delta, residual, norm, step.lora)
+            delta = layer.attention(qkv, step, self._cos_sin, kv)
+            column, norm = layer.mlp.gate_up, layer.post_norm
+            gate_up, residual = self._project(column, delta, residual, norm, step.lora)
+            delta = layer.mlp(gate_up, step.lora)
         rows = step.logit_rows
         last = None if delta is None else delta[rows]
         x, _ = self._add_norm(last, residual[rows], self._norm)
         return self._head(x)
+
+    def _project(
+        self,
+        column: ColumnParallel,
+        part: Tensor | None,
+        residual: Tensor,
+        norm: Tensor,
+        lora: LoraBatch | None,
+    ) -> tuple[Tensor, Tensor]:
+        """``column`` of what `_add_norm` gives, and the total."""
+        if part is not None and self._comm.world == 1:
+            return column.after_norm(part, residual, norm, self.spec.rms_norm_eps, lora)
+        x, total = self._add_norm(part, residual, norm)
+        return column(x, lora), total
 
     def _add_norm(
         self, part: Tensor | None, residual: Tensor, weight: Tensor

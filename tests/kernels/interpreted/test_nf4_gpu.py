@@ -15,7 +15,7 @@ from kernels.nf4.packed import can_pack, pack, unpack
 from kernels.nf4.packed_weight import PackedNF4
 from kernels.nf4.tables import pair_table, value_table
 from kernels.nf4.tuned import WIDE
-from tests.kernels.truth import assert_near
+from tests.kernels.truth import REFERENCE, assert_near
 
 SHAPES = ((1, 64), (16, 256), (33, 320), (130, 512), (64, 201), (7, 1))
 
@@ -137,6 +137,17 @@ def test_linear_takes_every_kind_of_weight(rows: int) -> None:
     for b in (None, bias):
         _near(gpu.linear(x, packed, b), reference.linear(x, narrowed(w), b))
         _near(gpu.linear(x, inside, b), reference.linear(x, inside, b))
+
+
+def test_norm_linear_is_the_norm_and_the_product() -> None:
+    w = make(33, 320)
+    x, residual, norm, bias = (torch.randn(*shape) for shape in ((3, 320), (3, 320), (320,), (33,)))
+    for weight in (gpu.prepare(w, torch.bfloat16), make(33, 320, phase=9)):
+        exact = narrowed(w) if isinstance(weight, PackedNF4) else weight
+        y, total = gpu.norm_linear(x, residual, norm, 1e-5, weight, bias)
+        expected, summed = REFERENCE.norm_linear(x, residual, norm, 1e-5, exact, bias)
+        assert torch.equal(total, summed)
+        _near(y, expected)
 
 
 def test_choice_divides_every_weight_into_whole_steps() -> None:

@@ -1,0 +1,68 @@
+"""How the NF4 product for few rows is cut up, and what shared memory that takes."""
+
+from dataclasses import dataclass
+
+from kernels.nf4.lookup import LUT_BYTES
+from kernels.nf4.packed_weight import BLOCK
+
+MOST_ROWS = 16
+"""Rows of x that a program can hold."""
+_SHARED = 227 << 10  # bytes a program may have
+_UNASKED = 48 << 10  # bytes it has without asking; Triton asks when its own part alone is more
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FewConfig:
+    """How one product of few rows is cut up."""
+
+    tiles: int
+    """Tiles of 16 output features a program has at a time; 1, 2, 4 or 8."""
+    pairs: int
+    """Pairs of 64-column blocks of a warp's step."""
+    warps: int
+    """Warps a program, which share the columns: 4, 8 or 16."""
+    split: int
+    """Programs that share the columns of one output."""
+    programs: int
+    """At most so many programs, a multiple of `split`: what the device holds at a time."""
+
+    def __post_init__(self) -> None:
+        if self.tiles not in (1, 2, 4, 8):
+            raise ValueError(f"tiles must be 1, 2, 4 or 8, got {self.tiles}")
+        if self.warps not in (4, 8, 16):
+            raise ValueError(f"warps must be 4, 8 or 16, got {self.warps}")
+        if self.split < 1 or self.programs < self.split or self.programs % self.split:
+            raise ValueError(
+                f"programs must be a multiple of split, got {self.programs} and {self.split}"
+            )
+
+    def steps(self, blocks: int) -> int:
+        """Steps of one part of `blocks` blocks."""
+        part = -(-(blocks // 2) // self.split)
+        return -(-part // (self.warps * self.pairs))
+
+    def buffers(self, rows: int, blocks: int) -> int:
+        """Places for steps of x to keep, or 0 when they don't fit.
+
+        More than there are steps where Triton would otherwise not ask for what the table and its
+        own part need together.
+        """
+        step = self._step_bytes(rows)
+        others = LUT_BYTES + self.warps * self.tiles * 512 + step
+        needed = self.steps(blocks) * step
+        if rows > MOST_ROWS or needed + others > _SHARED:
+            return 0
+        if needed + others > _UNASKED:
+            needed = max(needed, _UNASKED)
+        return -(-needed // step)
+
+    def _step_bytes(self, rows: int) -> int:
+        return self.warps * self.pairs * 2 * BLOCK * held_rows(rows) * 2
+
+
+def held_rows(rows: int) -> int:
+    """Rows of x that a program keeps when it gets `rows`."""
+    return 1 << (rows - 1).bit_length()
+
+
+__all__ = ["MOST_ROWS", "FewConfig", "held_rows"]
