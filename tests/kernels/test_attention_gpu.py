@@ -79,22 +79,19 @@ def test_equals_reference(
             assert_near(actual.cpu(), expected)
 
 
-@pytest.mark.parametrize("window", [None, 1, 100, 1000])
-@pytest.mark.parametrize(("keys", "stages", "each"), [(128, 2, 1), (64, 3, 3)])
 @pytest.mark.parametrize(
-    ("group", "dim", "page"),
-    [(1, 64, 16), (4, 128, 16), (7, 64, 32), (3, 128, 8), (16, 128, 64)],
+    ("dtype", "group", "dim", "page", "keys", "each"),
+    [
+        (torch.bfloat16, 4, 128, 16, 128, 1),
+        (torch.bfloat16, 4, 128, 16, 64, 3),
+        (torch.float16, 3, 128, 8, 128, 3),
+        (torch.bfloat16, 16, 128, 64, 128, 1),
+        (torch.bfloat16, 1, 64, 16, 128, 1),
+        (torch.bfloat16, 7, 64, 32, 64, 3),
+    ],
 )
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_hopper_equals_reference(
-    dtype: torch.dtype,
-    group: int,
-    dim: int,
-    page: int,
-    keys: int,
-    stages: int,
-    each: int,
-    window: int | None,
+    dtype: torch.dtype, group: int, dim: int, page: int, keys: int, each: int
 ) -> None:
     """All memory but the contexts is NaN, also behind the last token of a page."""
     if torch.cuda.get_device_capability() != (9, 0):
@@ -102,15 +99,17 @@ def test_hopper_equals_reference(
     sequences = [*MIXED, (129, 128), (64, 64), (2000, 3)]
     pool = Pool(pages=700, kv_heads=2, dim=dim, block=page, dtype=dtype, gap=dim)
     q, batch = prepared(sequences, pool, group)
-    case = {"scale": dim**-0.5, "window": window}
-    expected = REFERENCE.paged_attention(q, pool.k_cache, pool.v_cache, batch, **case)
     several = torch.cat([torch.full((rows,), rows > 1) for _, rows in sequences])
-    q, caches, tile = q.cuda(), on_device(pool), HopperTile(keys=keys, stages=stages, each=each)
-    assert hopper.fits_hopper(q, *caches) == (dim == 128)
-    scale = case["scale"] * attention.LOG2_E
-    for decodes in (0, 3):
-        out = torch.full_like(q, float("nan"))
-        hopper.launch_hopper(q, *caches, moved(batch, decodes=decodes), out, scale, window, tile)
+    caches = on_device(pool)
+    assert hopper.fits_hopper(q.cuda(), *caches) == (dim == 128)
+    tile, scale = HopperTile(keys=keys, stages=2, each=each), dim**-0.5
+    for window, decodes in ((None, 3), (1, 0), (100, 0), (1000, 0)):
+        out = torch.full_like(q, float("nan"), device="cuda")
+        known = moved(batch, decodes=decodes)
+        hopper.launch_hopper(q.cuda(), *caches, known, out, scale * attention.LOG2_E, window, tile)
+        expected = REFERENCE.paged_attention(
+            q, pool.k_cache, pool.v_cache, batch, scale=scale, window=window
+        )
         written = several if decodes else torch.ones_like(several)
         assert_near(out.cpu()[written], expected[written])
         assert out.cpu()[~written].isnan().all()
@@ -196,10 +195,17 @@ def test_rotate_store(dtype: torch.dtype, normed: bool) -> None:
         assert_near(got.nan_to_num(), expected.nan_to_num())
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize(
-    ("group", "dim", "normed"), [(4, 64, False), (4, 128, True), (7, 80, False), (2, 256, True)]
+    ("dtype", "group", "dim", "normed"),
+    [
+        (torch.bfloat16, 4, 64, False),
+        (torch.bfloat16, 4, 128, True),
+        (torch.bfloat16, 7, 80, False),
+        (torch.bfloat16, 2, 256, True),
+        (torch.float16, 4, 128, False),
+        (torch.float32, 7, 80, True),
+    ],
 )
 @pytest.mark.parametrize("sequences", [DECODE, MIXED], ids=["decode", "mixed"])
 def test_rotate_attend(
