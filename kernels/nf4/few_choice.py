@@ -4,20 +4,10 @@ from functools import cache
 from math import log2
 
 from kernels.nf4.few_config import FewConfig
+from kernels.nf4.tuned import FEW
 
-MEASURED: tuple[tuple[int, tuple[int, int], tuple[int, ...]], ...] = (
-    (1, (6144, 4096), (1, 1, 8, 1, 528)),
-    (1, (4096, 4096), (1, 1, 8, 1, 528)),
-    (1, (28672, 4096), (1, 1, 8, 1, 528)),
-    (1, (4096, 14336), (1, 2, 8, 1, 264)),
-    (4, (6144, 4096), (1, 1, 8, 1, 264)),
-    (4, (4096, 4096), (1, 1, 8, 1, 264)),
-    (4, (28672, 4096), (1, 1, 8, 1, 264)),
-    (4, (4096, 14336), (2, 1, 8, 2, 264)),
-)
-"""(rows, (features, columns), FIELDS), on one H200; with more rows `gemm` is as fast or faster."""
-FIELDS = ("tiles", "pairs", "warps", "split", "programs")
-"""Fields of FewConfig, in the order of a row of MEASURED."""
+FEW_FIELDS = ("tiles", "pairs", "warps", "split", "programs")
+"""Fields of FewConfig, in the order of a row of FEW."""
 FUSED_NORM_ROWS = 1
 """Up to so many rows each program normalises x itself; with more a launch takes less time."""
 
@@ -29,17 +19,18 @@ def choose_few(rows: int, features: int, blocks: int) -> FewConfig | None:
     Of the measured numbers of rows the next one from `rows` up, of the measured weights the nearest
     in shape whose share of x fits into shared memory.
     """
-    bucket = min((size for size, _, _ in MEASURED if size >= rows), default=0)
+    bucket = min((size for size, _, _ in FEW if size >= rows), default=0)
     fitting = [
         (abs(log2(features / n)) + abs(log2(blocks * 64 / k)), values)
-        for size, (n, k), values in MEASURED
-        if size == bucket and _config(values).buffers(rows, blocks)
+        for size, (n, k), values in FEW
+        if size == bucket and as_few_config(values).buffers(rows, blocks)
     ]
-    return _config(min(fitting)[1]) if fitting else None
+    return as_few_config(min(fitting)[1]) if fitting else None
 
 
-def _config(values: tuple[int, ...]) -> FewConfig:
-    return FewConfig(**dict(zip(FIELDS, values, strict=True)))
+def as_few_config(values: tuple[int, ...]) -> FewConfig:
+    """Return the configuration of a row of FEW."""
+    return FewConfig(**dict(zip(FEW_FIELDS, values, strict=True)))
 
 
-__all__ = ["FIELDS", "FUSED_NORM_ROWS", "MEASURED", "choose_few"]
+__all__ = ["FEW_FIELDS", "FUSED_NORM_ROWS", "as_few_config", "choose_few"]

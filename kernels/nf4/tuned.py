@@ -45,3 +45,15 @@ WIDE: tuple[tuple[int, tuple[int, int], tuple[int, ...]], ...] = (
     (256, (4096, 14336), (256, 8, 8, 1, 4, 1, 0)),
 )
 """(rows, (features, columns), `choice.WIDE_FIELDS`), where faster than TUNED."""
+
+FEW: tuple[tuple[int, tuple[int, int], tuple[int, ...]], ...] = (
+    (1, (6144, 4096), (1, 1, 8, 1, 528)),
+    (1, (4096, 4096), (1, 1, 8, 1, 528)),
+    (1, (28672, 4096), (1, 1, 8, 1, 528)),
+    (1, (4096, 14336), (1, 2, 8, 1, 264)),
+    (4, (6144, 4096), (1, 1, 8, 1, 264)),
+    (4, (4096, 4096), (1, 1, 8, 1, 264)),
+    (4, (28672, 4096), (1, 1, 8, 1, 264)),
+    (4, (4096, 14336), (2, 1, 8, 2, 264)),
+)
+"""(rows, (features, columns), `few_choice.FEW_FIELDS`), where faster than both."""

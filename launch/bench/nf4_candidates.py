@@ -1,6 +1,8 @@
 """Configurations of the NF4 products that are worth a try."""
 
 from kernels.nf4.choice import as_config, as_wide_config
+from kernels.nf4.few_choice import as_few_config
+from kernels.nf4.few_config import FewConfig
 from kernels.nf4.gemm import GemmConfig
 from kernels.nf4.wide_config import WideConfig
 
@@ -46,6 +48,15 @@ _WIDE = [  # `choice.WIDE_FIELDS`
     (128, 8, 8, 1, 6, 1, 1),
     (256, 8, 8, 1, 4, 1, 0),
 ]
+_FEWEST = [  # tiles, pairs, warps, splits, programs a processor; for rows up to 8
+    (1, 1, 4, (1,), (4, 5)),
+    (1, 1, 8, (1, 2), (2, 3, 4)),
+    (1, 2, 8, (1, 2), (2, 3)),
+    (2, 1, 8, (1, 2), (2, 3)),
+    (1, 1, 16, (1,), (1, 2)),
+    (2, 1, 16, (1, 2), (1,)),
+]
+_PROCESSORS = 132
 
 
 def candidates(rows: int) -> list[GemmConfig]:
@@ -70,8 +81,18 @@ def wide_candidates(rows: int) -> list[WideConfig]:
     return [c for c in found if c.rows == most or (most == 256 and c.rows == 128)]
 
 
+def few_candidates(rows: int) -> list[FewConfig]:
+    """Return configurations of `few.multiply_few` for some rows of x."""
+    return [
+        as_few_config((tiles, pairs, warps, split, each * _PROCESSORS))
+        for tiles, pairs, warps, splits, programs in (_FEWEST if rows <= 8 else [])
+        for split in splits
+        for each in programs
+    ]
+
+
 def _power(rows: int) -> int:
     return 1 << (rows - 1).bit_length()
 
 
-__all__ = ["candidates", "wide_candidates"]
+__all__ = ["candidates", "few_candidates", "wide_candidates"]

@@ -25,15 +25,19 @@ from torch.nn.functional import linear as dense_linear
 
 from kernels.nf4.choice import FIELDS, WIDE_FIELDS
 from kernels.nf4.expand import dequantize, scaled_weight
+from kernels.nf4.few import multiply_few
+from kernels.nf4.few_choice import FEW_FIELDS
+from kernels.nf4.few_config import FewConfig
 from kernels.nf4.gemm import GemmConfig, OutOfResources, multiply
 from kernels.nf4.gpu import linear
 from kernels.nf4.packed import COLUMNS, ROWS
 from kernels.nf4.packed_weight import PackedNF4
 from kernels.nf4.wide import multiply_wide
 from kernels.nf4.wide_config import WideConfig
-from launch.bench.nf4_candidates import candidates, wide_candidates
+from launch.bench.nf4_candidates import candidates, few_candidates, wide_candidates
 
-Config = GemmConfig | WideConfig
+Config = GemmConfig | WideConfig | FewConfig
+KINDS: dict[type[Config], str] = {GemmConfig: "gemm", WideConfig: "wide", FewConfig: "few"}
 
 SHAPES = {
     "qkv": (6144, 4096),
@@ -113,7 +117,7 @@ def compile_share(rows: list[int], part: int, parts: int) -> None:
 
 
 def _every(rows: int) -> list[Config]:
-    return [*candidates(rows), *wide_candidates(rows)]
+    return [*candidates(rows), *wide_candidates(rows), *few_candidates(rows)]
 
 
 def error_of(y: Tensor, expected: Tensor) -> float:
@@ -125,6 +129,8 @@ def error_of(y: Tensor, expected: Tensor) -> float:
 def _product(x: Tensor, every: list[PackedNF4], config: Config, i: int) -> Tensor:
     if isinstance(config, WideConfig):
         return multiply_wide(x, every[i], None, config)
+    if isinstance(config, FewConfig):
+        return multiply_few(x, every[i], None, config)
     return multiply(x, every[i], None, config)
 
 
@@ -150,7 +156,7 @@ def tune(name: str, m: int) -> dict[str, Any]:
         except (OutOfResources, ValueError) as failure:
             print("FAILED", name, m, repr(failure)[:60])
             continue
-        kind = "wide" if isinstance(config, WideConfig) else "gemm"
+        kind = KINDS[type(config)]
         results.append({"us": round(time, 2), "error": round(error, 5), kind: asdict(config)})
     results.sort(key=lambda r: r["us"])
     return {"shape": name, "m": m, "cublas_us": round(base, 2), "results": results}
@@ -163,14 +169,12 @@ def report(found: dict[str, Any], show: int) -> None:
     for r in found["results"][:show]:
         print(
             f"   {r['us']:7.2f} us {base / r['us']:5.2f}x err {r['error']:.4f} "
-            f"{'wide ' if 'wide' in r else ''}"
-            + " ".join(f"{key} {int(value)}" for key, value in _fields(r).items())
+            f"{_kind(r)} " + " ".join(f"{key} {int(value)}" for key, value in r[_kind(r)].items())
         )
 
 
-def _fields(result: dict[str, Any]) -> dict[str, Any]:
-    fields: dict[str, Any] = result["wide"] if "wide" in result else result["gemm"]
-    return fields
+def _kind(result: dict[str, Any]) -> str:
+    return next(kind for kind in KINDS.values() if kind in result)
 
 
 def _expand(every: list[PackedNF4], i: int) -> Tensor:
@@ -211,28 +215,39 @@ def write_table(found: list[dict[str, Any]], path: Path) -> None:
     ]
     for entry in found:
         best = next(result["gemm"] for result in entry["results"] if "gemm" in result)
-        lines.append(_row(entry, [best[field] for field in FIELDS]))
+        if entry["m"] not in range(2, 8):  # one row's are taken for up to 8
+            lines.append(_row(max(8, entry["m"]), entry, best, FIELDS))
     lines += [")", '"""(rows, (features, columns), `choice.FIELDS`)."""', "", f"WIDE: {header} = ("]
     for entry in found:
         best = entry["results"][0]
         if "wide" in best:
-            lines.append(_row(entry, [best["wide"][field] for field in WIDE_FIELDS]))
+            lines.append(_row(max(8, entry["m"]), entry, best["wide"], WIDE_FIELDS))
     lines += [
         ")",
         '"""(rows, (features, columns), `choice.WIDE_FIELDS`), where faster than TUNED."""',
+        "",
+        f"FEW: {header} = (",
+    ]
+    for entry in found:
+        best = entry["results"][0]
+        if "few" in best:
+            lines.append(_row(entry["m"], entry, best["few"], FEW_FIELDS))
+    lines += [
+        ")",
+        '"""(rows, (features, columns), `few_choice.FEW_FIELDS`), where faster than both."""',
         "",
     ]
     path.write_text("\n".join(lines))
 
 
-def _row(entry: dict[str, Any], values: list[Any]) -> str:
-    rows, shape = max(8, entry["m"]), SHAPES[entry["shape"]]
-    return f"    ({rows}, {shape}, {tuple(int(value) for value in values)}),"
+def _row(rows: int, entry: dict[str, Any], values: dict[str, Any], fields: tuple[str, ...]) -> str:
+    numbers = tuple(int(values[field]) for field in fields)
+    return f"    ({rows}, {SHAPES[entry['shape']]}, {numbers}),"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 32, 64, 96, 128, 256])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16, 32, 64, 96, 128, 256])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--table", type=Path, help="where to write the table, as Python")
     parser.add_argument("--expansion", action="store_true", help="time expanding first too")
