@@ -9,6 +9,7 @@ from torch import Tensor
 from kernels.attention import AttentionBatch, HeadNorms
 from kernels.attention.decode_kernel import decode_kernel
 from kernels.attention.tiles import PROGRAMS, DecodeTile, merged_at_once, power_of_two
+from kernels.overlap import overlaps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -48,7 +49,7 @@ def launch_decode(
     sequences = batch.context_lens.shape[0]
     assert splits == 1 or sequences * kv_heads * splits <= PROGRAMS
     part, lse, count = workspace(q.device, group * dim, group)
-    overlap = new is not None and can_overlap(q.device)
+    overlap = new is not None and overlaps(q.device)
     norms = None if new is None else new.norms
     is_one_each = batch.max_query <= 1 and q.shape[0] == sequences
     rows = (
@@ -76,12 +77,6 @@ def launch_decode(
 
 
 @cache
-def can_overlap(device: torch.device) -> bool:
-    """Whether a launch may begin before the one before it has ended (Hopper and later)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-@cache
 def workspace(device: torch.device, width: int, group: int) -> tuple[Tensor, Tensor, Tensor]:
     """Partial results, their sums, and counters that every launch leaves at zero."""
     return (
@@ -91,4 +86,4 @@ def workspace(device: torch.device, width: int, group: int) -> tuple[Tensor, Ten
     )
 
 
-__all__ = ["NewRows", "can_overlap", "launch_decode", "workspace"]
+__all__ = ["NewRows", "launch_decode", "workspace"]

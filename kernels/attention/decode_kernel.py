@@ -14,6 +14,9 @@ so do those of sequences that don't have one row. The last program of a (sequenc
 finish merges the partial results, always in order of position; it finds out by an integer counter
 that it sets back to zero.
 
+USE_PDL: contexts, pages and positions are read before the launch before has ended. They are of the
+step's beginning, two launches before at least, and the launch before has waited for those.
+
 IS_NEW: q and k come as projected. Each program normalises and rotates its queries; the last split
 does so with the row's own key, stores key and value in their pages and takes them from registers.
 """
@@ -112,7 +115,7 @@ def decode_kernel(
         p_angle = p_cos_sin + tl.load(p_positions + row) * DIM
         b_cos, b_sin = _angles(p_angle, o_d, DIM)
         if USE_PDL:
-            gdc_wait()  # what was read until here is older than the launch before
+            gdc_wait()
         b_q = _rotated(
             p_q_row + o_heads * stride_head, o_m < GROUP, o_d, b_cos, b_sin, p_q_norm, eps,
             DIM, HAS_NORM,
