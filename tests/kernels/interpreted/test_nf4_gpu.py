@@ -167,9 +167,12 @@ def test_every_measured_configuration_can_be_made_and_is_for_its_rows() -> None:
     assert choose_wide(1, 4096, 64) is None
 
 
-def test_a_triton_without_gluon_leaves_the_other_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "kernels.nf4.wide", None)
-    assert gpu._wide.__wrapped__() is None
+@pytest.mark.parametrize("name", ["few", "wide"])
+def test_a_triton_without_gluon_leaves_the_other_product(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, f"kernels.nf4.{name}", None)
+    assert gpu._gluon.__wrapped__(name) is None
 
 
 def test_a_pair_of_values_is_looked_up_by_a_byte() -> None:
