@@ -8,6 +8,8 @@ import torch
 from kernels.attention import PagedAttention, RotateAttend, RotateStore, StoreKV
 from kernels.attention import cpu as attention_cpu
 from kernels.attention import deterministic as attention_deterministic
+from kernels.entry import Embed, SpellOut
+from kernels.entry import reference as entry_reference
 from kernels.fused import AddRMSNorm, RMSNorm, Rotary, SiluMul
 from kernels.fused import cpu as fused_cpu
 from kernels.lora import LoraExpand, LoraShrink
@@ -17,6 +19,8 @@ from kernels.nf4 import Dequantize, Linear, NormLinear, Prepare, QuantizeBlocks
 from kernels.nf4 import cpu as nf4_cpu
 from kernels.nf4 import deterministic as nf4_deterministic
 from kernels.nf4.composed import norm_linear_of
+from kernels.sampling import BestKeys, Draw, Greedy, LogTotal, Penalise
+from kernels.sampling import cpu as sampling_cpu
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +57,20 @@ class Ops:
     """silu(gate) * up."""
     rotary: Rotary
     """Rotary positions of queries and keys."""
+    spell_out: SpellOut
+    """The rows of a step from what its slots hold."""
+    embed: Embed
+    """The tokens' embeddings in a rank's part of the vocabulary."""
+    greedy: Greedy
+    """The best token of every row, noted in its slot."""
+    best_keys: BestKeys
+    """The best tokens of every row."""
+    log_total: LogTotal
+    """The normaliser of log-probabilities."""
+    penalise: Penalise
+    """Penalties for what a sequence holds already."""
+    draw: Draw
+    """A random token by probability."""
     capturable: bool = False
     """Whether a step made of these can be captured in a CUDA graph."""
 
@@ -79,9 +97,11 @@ def ops_for(device: torch.device, *, deterministic: bool = False) -> Ops:
 def gpu_ops() -> Ops:
     """The Triton kernels; imported on first use, as Triton is not there on every platform."""
     from kernels.attention import gpu as attention_gpu
+    from kernels.entry import gpu as entry_gpu
     from kernels.fused import gpu as fused_gpu
     from kernels.lora import gpu as lora_gpu
     from kernels.nf4 import gpu as nf4_gpu
+    from kernels.sampling import gpu as sampling_gpu
 
     return Ops(
         prepare=nf4_gpu.prepare,
@@ -99,6 +119,13 @@ def gpu_ops() -> Ops:
         add_rms_norm=fused_gpu.add_rms_norm,
         silu_mul=fused_gpu.silu_mul,
         rotary=fused_gpu.rotary,
+        spell_out=entry_gpu.spell_out,
+        embed=entry_gpu.embed,
+        greedy=sampling_gpu.greedy,
+        best_keys=sampling_gpu.best_keys,
+        log_total=sampling_gpu.log_total,
+        penalise=sampling_gpu.penalise,
+        draw=sampling_gpu.draw,
         capturable=True,
     )
 
@@ -119,6 +146,13 @@ _CPU = Ops(
     add_rms_norm=fused_cpu.add_rms_norm,
     silu_mul=fused_cpu.silu_mul,
     rotary=fused_cpu.rotary,
+    spell_out=entry_reference.spell_out,
+    embed=entry_reference.embed,
+    greedy=sampling_cpu.greedy,
+    best_keys=sampling_cpu.best_keys,
+    log_total=sampling_cpu.log_total,
+    penalise=sampling_cpu.penalise,
+    draw=sampling_cpu.draw,
 )
 
 _DETERMINISTIC_CPU = replace(

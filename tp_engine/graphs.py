@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tp_engine.layers import StepInput
-from tp_engine.step import HostStep, StepMemory
+from tp_engine.step import HostStep, StepLogits
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +48,8 @@ class CapturedStep:
 
     graph: torch.cuda.CUDAGraph
     packed: Tensor
-    logits: Tensor
-    """float32 [size, local vocabulary]; the next replay of any graph may overwrite it."""
+    logits: StepLogits
+    """Of ``size`` rows; the next replay of any graph may overwrite it."""
 
 
 class DecodeGraphs:
@@ -58,15 +57,13 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        forward: Callable[[StepInput], Tensor],
-        memory: StepMemory,
+        forward: Callable[[HostStep, Tensor], StepLogits],
         *,
         max_num_seqs: int,
         max_model_len: int,
         device: torch.device,
     ) -> None:
         self._forward = forward
-        self._memory = memory
         self._sizes = batch_sizes(max_num_seqs)
         self._max_context = max_model_len
         self._spare_slot = max_num_seqs
@@ -74,8 +71,8 @@ class DecodeGraphs:
         self._pool = torch.cuda.graph_pool_handle()
         self._captured: dict[GraphKey, CapturedStep] = {}
 
-    def run(self, host: HostStep) -> Tensor | None:
-        """The logits float32 [B, local vocabulary] of a decode step; None for any other step."""
+    def run(self, host: HostStep) -> StepLogits | None:
+        """The logits of a decode step's sequences; None for any other step."""
         key = self.key_of(host)
         if key is None:
             return None
@@ -85,7 +82,7 @@ class DecodeGraphs:
         padded = _bounded(host.padded(key.size, self._spare_slot), key)
         step.packed.copy_(padded.pack(pinned=True), non_blocking=True)
         step.graph.replay()
-        return step.logits[: host.slots.size]
+        return step.logits.first(host.slots.size)
 
     def key_of(self, host: HostStep) -> GraphKey | None:
         """The graph for a step, or None if it is not a decode step in which every row samples."""
@@ -123,12 +120,12 @@ class DecodeGraphs:
         host = _empty_step(key, self._spare_slot)
         packed = host.pack(pinned=False).to(self._device)
         # Once outside of the capture: kernels are compiled and libraries initialised there.
-        self._forward(self._memory.step_input(host, packed))
+        self._forward(host, packed)
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         # Only this thread's calls matter to the capture: nccl's own thread looks after its work.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            logits = self._forward(self._memory.step_input(host, packed))
+            logits = self._forward(host, packed)
         self._captured[key] = CapturedStep(graph, packed, logits)
 
 
@@ -171,6 +168,7 @@ def _empty_step(key: GraphKey, spare_slot: int) -> HostStep:
         positions=nothing,
         row_slots=nothing,
         logit_rows=nothing,
+        logit_slots=nothing,
         descriptors=nothing,
         slots=nothing,
         query_offsets=np.zeros(1, np.int64),

@@ -215,12 +215,13 @@ def _build_runner(
     )
     return Runner(
         decoder=decoder,
-        sampler=Sampler(states, [each.vocab for each in cuts], comm),
+        sampler=Sampler(states, [each.vocab for each in cuts], comm, ops),
         arena=arena,
         kv=kv_views(arena.memory, arena.layout, spec.dims(), cut),
         max_num_seqs=config.max_num_seqs,
         max_model_len=config.max_model_len,
         device=comm.device,
+        spell_out=ops.spell_out,
         capture=ops.capturable and joined.backend == "nccl" and not config.enforce_eager,
     )
 

@@ -8,13 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.entry import SpellOut
 from tp_engine.adapters import AdapterImage, relocate
 from tp_engine.graphs import DecodeGraphs
 from tp_engine.memory import PageLayout
 from tp_engine.models import Decoder
 from tp_engine.plan import IntArray, SlotInit, StepPlan
 from tp_engine.sampling import Sampled, Sampler
-from tp_engine.step import HostStep, StepMemory
+from tp_engine.step import HostStep, StepLogits, StepMemory
 from tp_engine.transfer import to_device
 
 
@@ -65,6 +66,7 @@ class Runner:
         max_num_seqs: int,
         max_model_len: int,
         device: torch.device,
+        spell_out: SpellOut,
         capture: bool,
     ) -> None:
         """Bind a rank's parts together.
@@ -88,12 +90,12 @@ class Runner:
             arena=arena.memory,
             adapter_records=arena.descriptors,
             block_tokens=arena.layout.block_tokens,
+            spell_out=spell_out,
         )
         self._graphs: DecodeGraphs | None = None
         if capture:
             self._graphs = DecodeGraphs(
-                decoder.forward,
-                self._memory,
+                self._compute,
                 max_num_seqs=max_num_seqs,
                 max_model_len=max_model_len,
                 device=device,
@@ -120,12 +122,11 @@ class Runner:
             self._sampler.states.open(init)
         self._update_tables(plan.page_updates.reshape(-1, 3))
         self._publish(plan.publish)
-        logits = self._forward(HostStep.of(plan))
         self.forward_calls += 1
         sequences = plan.sequences.reshape(-1, 4)
         chosen = sequences[sequences[:, 3] == 1]
         return self._sampler.step(
-            logits,
+            self._forward(HostStep.of(plan)),
             chosen[:, 0],
             chosen[:, 2],
             candidates=plan.candidates,
@@ -138,12 +139,16 @@ class Runner:
         if self._graphs is not None:
             self._graphs.capture_all(max_rank)
 
-    def _forward(self, host: HostStep) -> Tensor:
+    def _forward(self, host: HostStep) -> StepLogits:
         if self._graphs is not None and (logits := self._graphs.run(host)) is not None:
             return logits
         packed = host.pack(pinned=self._device.type == "cuda")
-        packed = packed.to(self._device, non_blocking=True)
-        return self._decoder.forward(self._memory.step_input(host, packed))
+        return self._compute(host, packed.to(self._device, non_blocking=True))
+
+    def _compute(self, host: HostStep, packed: Tensor) -> StepLogits:
+        """A step from its packed form on the device: all that a graph captures."""
+        logits = self._decoder.forward(self._memory.step_input(host, packed))
+        return self._sampler.greedy(logits, self._memory.logit_slots(host, packed))
 
     def _update_tables(self, updates: IntArray) -> None:
         if len(updates):

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionBatch, LoraSegments
+from kernels.entry import SpellOut
 from tp_engine.layers import LoraBatch, StepInput
-from tp_engine.plan import LAST_SAMPLED, NO_ADAPTER, IntArray, StepPlan
+from tp_engine.plan import NO_ADAPTER, IntArray, StepPlan
 
-WIDE = ("tokens", "positions", "row_slots", "logit_rows", "descriptors", "slots")
+WIDE = ("tokens", "positions", "row_slots", "logit_rows", "logit_slots", "descriptors", "slots")
 """Fields that travel as int64."""
 NARROW = ("query_offsets", "contexts", "segment_offsets")
 """Fields that travel as int32."""
@@ -31,12 +32,14 @@ class HostStep:
     """A step as the host knows it."""
 
     tokens: IntArray
-    """[T], `LAST_SAMPLED` where the slot has the token."""
+    """[T], negative where the slot has the token."""
     positions: IntArray
     """[T]."""
     row_slots: IntArray
     """[T]."""
     logit_rows: IntArray
+    """[R]."""
+    logit_slots: IntArray
     """[R]."""
     descriptors: IntArray
     """[G]."""
@@ -58,6 +61,11 @@ class HostStep:
     max_rows: int
     """Most rows of an adapter's segment."""
 
+    @property
+    def every_row_samples(self) -> bool:
+        """Whether all rows have logits: of decode steps, as a rule."""
+        return self.logit_rows.size == self.tokens.size
+
     @classmethod
     def of(cls, plan: StepPlan) -> HostStep:
         """Spell out what a plan says."""
@@ -71,6 +79,7 @@ class HostStep:
             positions=np.arange(ends[-1]) + np.repeat(contexts - ends, rows),
             row_slots=np.repeat(slots, rows),
             logit_rows=ends[samples == 1] - 1,
+            logit_slots=slots[samples == 1],
             descriptors=descriptors,
             slots=slots,
             query_offsets=np.concatenate([[0], ends]),
@@ -99,6 +108,7 @@ class HostStep:
             positions=_extend(self.positions, more, 0),
             row_slots=_extend(self.row_slots, more, spare_slot),
             logit_rows=np.arange(size),
+            logit_slots=_extend(self.slots, more, spare_slot),
             descriptors=_extend(self.descriptors, size - self.descriptors.size, NO_ADAPTER),
             slots=_extend(self.slots, more, spare_slot),
             query_offsets=np.arange(size + 1),
@@ -166,28 +176,40 @@ class StepMemory:
     adapter_records: Tensor
     """int64, flat."""
     block_tokens: int
+    spell_out: SpellOut
+
+    def logit_slots(self, host: HostStep, packed: Tensor) -> Tensor:
+        """int64 [R], the slots of the rows with logits, from a packed step on the device."""
+        return host.unpack(packed)["logit_slots"]
 
     def step_input(self, host: HostStep, packed: Tensor) -> StepInput:
         """The input of the decoder, from a packed step on the device."""
         fields = host.unpack(packed)
-        row_slots, positions = fields["row_slots"], fields["positions"]
-        tokens = fields["tokens"]
-        tokens = torch.where(tokens == LAST_SAMPLED, self.last_token[row_slots], tokens)
-        blocks = -(-host.max_context // self.block_tokens)
+        rows = self.spell_out(
+            fields["tokens"],
+            fields["positions"],
+            fields["row_slots"],
+            fields["slots"],
+            self.last_token,
+            self.tables,
+            block_tokens=self.block_tokens,
+            blocks=-(-host.max_context // self.block_tokens),
+        )
         return StepInput(
-            tokens=tokens,
-            positions=positions,
+            tokens=rows.tokens,
+            positions=fields["positions"],
             attention=AttentionBatch(
                 query_offsets=fields["query_offsets"],
                 context_lens=fields["contexts"],
-                page_table=self.tables[fields["slots"], :blocks],
-                write_pages=self.tables[row_slots, positions // self.block_tokens],
-                write_slots=(positions % self.block_tokens).to(torch.int32),
+                page_table=rows.page_table,
+                write_pages=rows.write_pages,
+                write_slots=rows.write_slots,
                 max_query=host.max_query,
                 max_context=host.max_context,
                 decodes=host.decodes,
             ),
-            logit_rows=fields["logit_rows"],
+            # Where every row is wanted they are so in order.
+            logit_rows=None if host.every_row_samples else fields["logit_rows"],
             kv=self.kv,
             lora=self._lora(host, fields),
         )
@@ -202,3 +224,19 @@ class StepMemory:
             max_rows=host.max_rows,
         )
         return LoraBatch(arena=self.arena, descriptors=self.adapter_records, segments=segments)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StepLogits:
+    """What a forward pass leaves to the sampler, on the device."""
+
+    logits: Tensor
+    """[R, V of this rank]."""
+    best: Tensor
+    """int64 [R, 2], of each row as `kernels.sampling.Greedy` gives it."""
+    slots: Tensor
+    """int64 [R]."""
+
+    def first(self, rows: int) -> StepLogits:
+        """Without the padding behind the first rows."""
+        return StepLogits(logits=self.logits[:rows], best=self.best[:rows], slots=self.slots[:rows])

@@ -124,7 +124,7 @@ class RecordingDecoder:
         if parts is None:
             return None
         sized = zip(parts, cuts, strict=True)
-        return torch.cat([part[:, : cut.vocab.size].cpu() for part, cut in sized], dim=1)
+        return torch.cat([part[:, : cut.vocab.size].cpu().float() for part, cut in sized], dim=1)
 
 
 def _offsets(lengths: Sequence[int]) -> Tensor:

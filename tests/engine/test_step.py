@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from kernels.entry.reference import spell_out
 from tp_engine.plan import LAST_SAMPLED, NO_ADAPTER, PlanKind, StepPlan
 from tp_engine.step import NARROW, WIDE, HostStep, StepMemory
 
@@ -30,6 +31,8 @@ def test_rows_positions_and_bounds_follow_from_the_sequences() -> None:
     assert host.positions.tolist() == [8, 3, 2, 3, 4, 0, 1]
     assert host.row_slots.tolist() == [3, 1, 0, 0, 0, 2, 2]
     assert host.logit_rows.tolist() == [0, 1, 6]
+    assert host.logit_slots.tolist() == [3, 1, 2]
+    assert not host.every_row_samples
     assert host.query_offsets.tolist() == [0, 1, 2, 5, 7]
     assert host.segment_offsets.tolist() == [0, 1, 5, 7]
     assert (host.decodes, host.max_query, host.max_context, host.max_rows) == (2, 3, 9, 2)
@@ -55,6 +58,8 @@ def test_padding_keeps_the_step_and_adds_rows_without_context(segments, size: in
         assert getattr(padded, name)[:3].tolist() == getattr(step, name).tolist()
         assert getattr(padded, name).size == size
     assert padded.slots[3:].tolist() == [9] * (size - 3)
+    assert padded.logit_slots.tolist() == padded.slots.tolist()
+    assert padded.every_row_samples
     assert not padded.contexts[3:].any()
     assert padded.query_offsets.tolist() == list(range(size + 1))
     assert padded.descriptors.size == size and padded.segment_offsets.size == size + 1
@@ -74,6 +79,7 @@ def test_the_decoder_sees_sampled_tokens_pages_and_adapters() -> None:
         arena=torch.zeros(0, dtype=torch.uint8),
         adapter_records=torch.zeros(0, dtype=torch.int64),
         block_tokens=16,
+        spell_out=spell_out,
     )
     seen = memory.step_input(host, host.pack(pinned=False))
     assert seen.tokens.tolist() == [22, 101, 102]

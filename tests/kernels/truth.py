@@ -5,10 +5,12 @@ from torch import Tensor
 
 from kernels.attention import reference as attention
 from kernels.dispatch import Ops
+from kernels.entry import reference as entry
 from kernels.fused import reference as fused
 from kernels.lora import reference as lora
 from kernels.nf4 import reference as nf4
 from kernels.nf4.composed import norm_linear_of
+from kernels.sampling import reference as sampling
 
 REFERENCE = Ops(
     prepare=nf4.prepare,
@@ -26,6 +28,13 @@ REFERENCE = Ops(
     add_rms_norm=fused.add_rms_norm,
     silu_mul=fused.silu_mul,
     rotary=fused.rotary,
+    spell_out=entry.spell_out,
+    embed=entry.embed,
+    greedy=sampling.greedy,
+    best_keys=sampling.best_keys,
+    log_total=sampling.log_total,
+    penalise=sampling.penalise,
+    draw=sampling.draw,
 )
 
 # (relative, absolute as a share of the largest expected value). The 16-bit rows allow two

@@ -207,7 +207,8 @@ class Shards:
                 lora = arena.batch(offsets, [numbers[i] for i in active], top)
             step, owners = _step(sequences, spans, tables, kv, lora, wanted)
             logits = decoder.forward(step)
-            assert logits.dtype == torch.float32
+            assert logits.dtype == self.dtype
+            logits = logits.float()
             assert logits.shape == (len(owners), cut.vocab.size)
             for i, _, stop in spans:
                 out[i].append(logits[[k for k, owner in enumerate(owners) if owner == i]])

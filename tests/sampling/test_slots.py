@@ -139,7 +139,7 @@ def test_shards_count_what_the_whole_vocabulary_counts(
     for state in states:
         state.open(init)
         for token in recorded:
-            state.record(np.array([2]), torch.tensor([token]))
+            state.record(np.array([2]), torch.tensor([2]), torch.tensor([token]))
     whole, low, high = states
     expected = torch.bincount(torch.tensor(output + recorded, dtype=torch.int64), minlength=VOCAB)
     assert torch.equal(whole.output_counts[2].long(), expected)
@@ -152,5 +152,5 @@ def test_shards_count_what_the_whole_vocabulary_counts(
 def test_read_only_plan_arrays_are_accepted() -> None:
     states = SlotStates(4, Span(0, VOCAB), CPU)
     slots = np.frombuffer(np.array([3, 1], np.int64).tobytes(), np.int64)
-    states.record(slots, torch.tensor([5, 6]))
+    states.record(slots, torch.tensor([3, 1]), torch.tensor([5, 6]))
     assert states.last_token.tolist() == [-1, 6, -1, 5]

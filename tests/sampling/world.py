@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.dispatch import ops_for
 from sharding.units import Span
 from tp_engine.params import SamplingParams
 from tp_engine.sampling import Sampled, Sampler, SlotStates, sampling_needs, slot_init
@@ -79,7 +80,7 @@ class World:
         self.meeting = Meeting(len(ranks))
         self.states = [SlotStates(slots, span, device) for span in self.shards]
         self.samplers = [
-            Sampler(states, self.shards, FakeComm(rank, self.meeting))
+            Sampler(states, self.shards, FakeComm(rank, self.meeting), ops_for(device))
             for rank, states in enumerate(self.states)
         ]
         self.params: dict[int, SamplingParams] = {}
@@ -117,9 +118,10 @@ class World:
         def work(rank: int) -> None:
             span = self.shards[rank]
             part = logits[:, span.start - self.start : span.stop - self.start]
+            places = torch.tensor(list(slots), dtype=torch.int64, device=logits.device)
             try:
                 results[rank] = self.samplers[rank].step(
-                    part,
+                    self.samplers[rank].greedy(part, places),
                     np.array(slots, np.int64),
                     np.array(positions, np.int64),
                     candidates,

@@ -37,8 +37,8 @@ class StepInput:
     """int64 [T], below the decoder's ``max_positions``."""
     attention: AttentionBatch
     """Which rows are which sequence's, and where keys and values lie."""
-    logit_rows: Tensor
-    """int64 [R], the rows whose logits are wanted."""
+    logit_rows: Tensor | None
+    """int64 [R], the rows whose logits are wanted; None: all, in order."""
     kv: tuple[tuple[Tensor, Tensor], ...]
     """Per layer the key and value cache [P, Hkv, block, D], as `kernels.attention` reads them."""
     lora: LoraBatch | None = None

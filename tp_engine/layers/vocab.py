@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import Tensor
-from torch.nn.functional import embedding
 
 from kernels.dispatch import Ops
 from kernels.nf4 import Weight
@@ -29,16 +28,12 @@ class VocabEmbedding:
     """[V, H]."""
     span: Span
     """The token ids of those rows."""
+    ops: Ops
     comm: Comm
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """tokens int64 [T] -> [T, H], equal on all ranks."""
-        if self.span.size == 0:
-            return self.comm.all_reduce(self.weight.new_zeros(*tokens.shape, self.weight.shape[1]))
-        local = tokens - self.span.start
-        foreign = (local < 0) | (local >= self.span.size)
-        rows = embedding(local.masked_fill(foreign, 0), self.weight)
-        return self.comm.all_reduce(rows.masked_fill_(foreign[:, None], 0.0))
+        return self.comm.all_reduce(self.ops.embed(tokens, self.weight, self.span.start))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -50,5 +45,5 @@ class LMHead:
     ops: Ops
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """hidden [R, H] -> float32 [R, V]."""
-        return self.ops.linear(hidden, self.weight).float()
+        """hidden [R, H] -> [R, V] of the same dtype."""
+        return self.ops.linear(hidden, self.weight)

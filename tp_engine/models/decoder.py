@@ -62,7 +62,9 @@ class Decoder:
         self.spec = spec
         self._ops = ops
         self._comm = comm
-        self._embedding = VocabEmbedding(weight=weights.embedding, span=cut.vocab, comm=comm)
+        self._embedding = VocabEmbedding(
+            weight=weights.embedding, span=cut.vocab, ops=ops, comm=comm
+        )
         self._layers = [
             _build_layer(spec, layer, cut.layers[layer], weights.layers[layer], ops, comm)
             for layer in range(spec.num_layers)
@@ -76,7 +78,8 @@ class Decoder:
         """Run one step, writing its keys and values into ``step.kv``.
 
         Returns:
-            float32 [R, V]: logits of ``step.logit_rows`` for the rank's own vocabulary rows.
+            [R, V] of the model's dtype: logits of ``step.logit_rows`` for the rank's own vocabulary
+            rows.
         """
         residual = self._embedding(step.tokens)  # [T, H]
         delta: Tensor | None = None
@@ -87,9 +90,9 @@ class Decoder:
             column, norm = layer.mlp.gate_up, layer.post_norm
             gate_up, residual = self._project(column, delta, residual, norm, step.lora)
             delta = layer.mlp(gate_up, step.lora)
-        rows = step.logit_rows
-        last = None if delta is None else delta[rows]
-        x, _ = self._add_norm(last, residual[rows], self._norm)
+        if (rows := step.logit_rows) is not None:
+            delta, residual = None if delta is None else delta[rows], residual[rows]
+        x, _ = self._add_norm(delta, residual, self._norm)
         return self._head(x)
 
     def _project(

@@ -49,6 +49,12 @@ class SlotRows:
     params: npt.NDArray[np.void]
     """Rows of `SlotStates.table` [R]."""
 
+    def greedy(self) -> bool:
+        """Whether every row takes the best of its unchanged logits, and nothing is reported."""
+        params = self.params
+        asked = (params["temperature"] > 0) | params["modified"] | (params["logprobs"] >= 0)
+        return not asked.any()
+
     def reported(self) -> IntArray:
         """Rows that want log-probabilities, ascending."""
         return np.flatnonzero(self.params["logprobs"] >= 0)
@@ -125,14 +131,15 @@ class SlotStates:
         """A step's sampled rows."""
         return SlotRows(slots=slots, positions=positions, params=self.table[slots])
 
-    def record(self, slots: IntArray, tokens: Tensor) -> None:
+    def record(self, slots: IntArray, places: Tensor, tokens: Tensor) -> None:
         """Note what was sampled.
 
         Args:
-            slots: host int64 [R], no slot twice.
+            slots: int64 [R], no slot twice.
+            places: the same on the device.
             tokens: int64 [R] on the device.
         """
-        self.last_token[to_device(slots, self.device)] = tokens
+        self.last_token[places] = tokens
         rows = np.flatnonzero(self.table["penalised"][slots])
         if rows.size:
             index = to_device(np.stack([rows, slots[rows]]), self.device)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tp_engine.sampling import keys
+from kernels.sampling import keys
 
 logits = st.floats(width=32, allow_nan=False)
 

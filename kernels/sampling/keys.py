@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["PAD", "best", "ids_of", "pack", "values_of"]
+__all__ = ["PAD", "best", "ids_of", "of_ids", "pack", "values_of"]
 
 _LOW = 2**32 - 1
 _FLIP = 2**31 - 1
@@ -28,6 +28,11 @@ def pack(values: Tensor, ids: Tensor) -> Tensor:
     bits = (values + 0.0).view(torch.int32)  # -0.0 + 0.0 is 0.0: equal logits, equal bits
     ordered = torch.where(bits < 0, bits ^ _FLIP, bits).to(torch.int64)
     return (ordered << 32) | (_LOW - ids)
+
+
+def of_ids(ids: Tensor) -> Tensor:
+    """Keys of ids alone, with a logit of 0."""
+    return _LOW - ids
 
 
 def values_of(keys: Tensor) -> Tensor:
