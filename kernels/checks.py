@@ -70,6 +70,11 @@ def check_expand(
     expected = (len(sites), y.shape[0], segments.max_rank)
     if h.shape != expected or h.dtype != torch.float32:
         reject("h", f"float32 {expected}", h)
+    check_spans(y, sites, spans)
+
+
+def check_spans(y: Tensor, sites: tuple[int, ...], spans: tuple[tuple[int, int], ...]) -> None:
+    """Check where in y the sites of a LoRA op write."""
     if len(spans) != len(sites):
         raise ValueError(f"spans must have one (start, width) a site, got {spans} for {sites}")
     end = 0

@@ -12,7 +12,7 @@ from kernels.entry import Embed, SpellOut
 from kernels.entry import reference as entry_reference
 from kernels.fused import AddRMSNorm, RMSNorm, Rotary, SiluMul
 from kernels.fused import cpu as fused_cpu
-from kernels.lora import LoraExpand, LoraShrink
+from kernels.lora import LoraAdd, LoraExpand, LoraShrink
 from kernels.lora import cpu as lora_cpu
 from kernels.lora import deterministic as lora_deterministic
 from kernels.nf4 import Dequantize, Linear, NormLinear, Prepare, QuantizeBlocks
@@ -41,6 +41,8 @@ class Ops:
     """h = x A^T of each row's own adapter."""
     lora_expand_: LoraExpand
     """y += scale * h B^T of each row's own adapter, in place."""
+    lora_add_: LoraAdd
+    """Both at once."""
     store_kv: StoreKV
     """Write this step's keys and values into their pages."""
     rotate_store: RotateStore
@@ -111,6 +113,7 @@ def gpu_ops() -> Ops:
         quantize_blocks=nf4_gpu.quantize_blocks,
         lora_shrink=lora_gpu.lora_shrink,
         lora_expand_=lora_gpu.lora_expand_,
+        lora_add_=lora_gpu.lora_add_,
         store_kv=attention_gpu.store_kv,
         rotate_store=attention_gpu.rotate_store,
         paged_attention=attention_gpu.paged_attention,
@@ -138,6 +141,7 @@ _CPU = Ops(
     quantize_blocks=nf4_cpu.quantize_blocks,
     lora_shrink=lora_cpu.lora_shrink,
     lora_expand_=lora_cpu.lora_expand_,
+    lora_add_=lora_cpu.lora_add_,
     store_kv=attention_cpu.store_kv,
     rotate_store=attention_cpu.rotate_store,
     paged_attention=attention_cpu.paged_attention,
@@ -162,6 +166,7 @@ _DETERMINISTIC_CPU = replace(
     norm_linear=norm_linear_of(fused_cpu.add_rms_norm, nf4_deterministic.linear),
     lora_shrink=lora_deterministic.lora_shrink,
     lora_expand_=lora_deterministic.lora_expand_,
+    lora_add_=lora_deterministic.lora_add_,
     paged_attention=attention_deterministic.paged_attention,
     rotate_attend=attention_deterministic.rotate_attend,
 )

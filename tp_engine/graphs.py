@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.lora.tiles import tile_table
 from tp_engine.step import HostStep, StepLogits
 
 log = logging.getLogger(__name__)
@@ -24,9 +25,6 @@ MIN_CONTEXT = 1024
 """Smallest bound of the contexts that a graph is captured for; each next one is four times it."""
 MIN_RANK = 16
 """Smallest bound of LoRA ranks; each next one is twice it."""
-FEW_ROWS = 4
-"""Steps in which no adapter has more rows than this have graphs of their own: kernels that serve
-them best are the worst for many rows of one adapter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +36,6 @@ class GraphKey:
     max_context: int
     max_rank: int
     """0: without adapters."""
-    max_rows: int
-    """Most rows of one adapter: `FEW_ROWS`, or as many as there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,20 +89,16 @@ class DecodeGraphs:
             size=next(size for size in self._sizes if size >= rows),
             max_context=bound(host.max_context, MIN_CONTEXT, 4, self._max_context),
             max_rank=bound(host.max_rank, MIN_RANK, 2) if host.max_rank else 0,
-            max_rows=FEW_ROWS if host.max_rows <= FEW_ROWS else self._sizes[-1],
         )
 
     def capture_all(self, max_rank: int) -> None:
         """Capture every size and context bound, without adapters and for ranks to ``max_rank``."""
         start, free = time.monotonic(), torch.cuda.mem_get_info(self._device)[0]
-        adapters = [(0, FEW_ROWS)]
-        if max_rank:
-            rank = bound(max_rank, MIN_RANK, 2)
-            adapters += [(rank, FEW_ROWS), (rank, self._sizes[-1])]
+        ranks = [0, bound(max_rank, MIN_RANK, 2)] if max_rank else [0]
         for context in bounds(MIN_CONTEXT, 4, self._max_context):
-            for rank, rows in adapters:
+            for rank in ranks:
                 for size in reversed(self._sizes):  # the largest first: the rest fits in its memory
-                    key = GraphKey(size, context, rank, rows)
+                    key = GraphKey(size, context, rank)
                     if key not in self._captured:
                         self._capture(key)
         log.info(
@@ -156,7 +148,7 @@ def _bounded(host: HostStep, key: GraphKey) -> HostStep:
         host,
         max_context=key.max_context,
         max_rank=key.max_rank,
-        max_rows=min(key.max_rows, key.size),
+        max_rows=key.size,
     )
 
 
@@ -174,10 +166,11 @@ def _empty_step(key: GraphKey, spare_slot: int) -> HostStep:
         query_offsets=np.zeros(1, np.int64),
         contexts=nothing,
         segment_offsets=np.zeros(1, np.int64),
+        tiles=tile_table(nothing, nothing).ravel(),
         decodes=0,
         max_query=1,
         max_context=key.max_context,
         max_rank=key.max_rank,
-        max_rows=key.max_rows,
+        max_rows=key.size,
     )
     return _bounded(empty.padded(key.size, spare_slot), key)

@@ -15,12 +15,13 @@ from torch import Tensor
 
 from kernels import AttentionBatch, LoraSegments
 from kernels.entry import SpellOut
+from kernels.lora.tiles import tile_table
 from tp_engine.layers import LoraBatch, StepInput
 from tp_engine.plan import NO_ADAPTER, IntArray, StepPlan
 
 WIDE = ("tokens", "positions", "row_slots", "logit_rows", "logit_slots", "descriptors", "slots")
 """Fields that travel as int64."""
-NARROW = ("query_offsets", "contexts", "segment_offsets")
+NARROW = ("tiles", "query_offsets", "contexts", "segment_offsets")
 """Fields that travel as int32."""
 _ALIGNMENT = 16
 """Bytes. Each field of a packed step begins at a multiple: Triton compiles a kernel anew for a
@@ -51,6 +52,8 @@ class HostStep:
     """[B]."""
     segment_offsets: IntArray
     """[G + 1]."""
+    tiles: npt.NDArray[np.int32]
+    """[C * 4], the segments as `LoraSegments.tiles` has them."""
     decodes: int
     """Leading sequences of one row."""
     max_query: int
@@ -85,6 +88,7 @@ class HostStep:
             query_offsets=np.concatenate([[0], ends]),
             contexts=contexts,
             segment_offsets=np.concatenate([[0], np.cumsum(lengths)]),
+            tiles=tile_table(lengths, descriptors).ravel(),
             decodes=int(several[0]) if several.size else rows.size,
             max_query=int(rows.max()),
             max_context=int(contexts.max()),
@@ -114,6 +118,7 @@ class HostStep:
             query_offsets=np.arange(size + 1),
             contexts=_extend(self.contexts, more, 0),
             segment_offsets=offsets,
+            tiles=_extend_tiles(self.tiles, size),
             decodes=size,
         )
 
@@ -155,6 +160,14 @@ def _joined(arrays: Sequence[IntArray], multiple: int) -> IntArray:
 
 def _extend(array: IntArray, count: int, value: int) -> IntArray:
     return np.concatenate([array, np.full(count, value, np.int64)])
+
+
+def _extend_tiles(tiles: npt.NDArray[np.int32], capacity: int) -> npt.NDArray[np.int32]:
+    """Room for as many tiles as rows, all of which say how many there are."""
+    table = np.full((capacity, 4), NO_ADAPTER, np.int32)
+    table[: tiles.size // 4] = tiles.reshape(-1, 4)
+    table[:, 3] = tiles[3]
+    return table.ravel()
 
 
 def _bytes(array: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
@@ -222,6 +235,7 @@ class StepMemory:
             descriptors=fields["descriptors"],
             max_rank=host.max_rank,
             max_rows=host.max_rows,
+            tiles=fields["tiles"].view(-1, 4),
         )
         return LoraBatch(arena=self.arena, descriptors=self.adapter_records, segments=segments)
 

@@ -36,6 +36,10 @@ class LoraSegments:
     """The largest r of any site of any adapter in the step; 0: no adapter."""
     max_rows: int | None = None
     """No segment of an adapter has more rows; None: no bound but T. Kernels choose by it."""
+    tiles: Tensor | None = None
+    """int32 [C, 4], the adapters' segments cut into tiles of up to `tiles.TILE_ROWS` rows, each
+    (descriptor number, first row, end row, tiles in all); number -1 in those that are left over.
+    None: not known. Kernels for few rows need them."""
     memo: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
     """What a backend derived on the host from the records, kept for this step only: records may
     be rewritten between steps, never within one."""
@@ -51,6 +55,15 @@ class LoraSegments:
             raise ValueError(
                 f"offsets must be int32 {expected}, got {self.offsets.dtype} "
                 f"{tuple(self.offsets.shape)}"
+            )
+        if self.tiles is not None and (
+            self.tiles.dtype != torch.int32
+            or self.tiles.shape != (self.tiles.shape[0], 4)
+            or not self.tiles.is_contiguous()
+        ):
+            raise ValueError(
+                f"tiles must be contiguous int32 [C, 4], got {self.tiles.dtype} "
+                f"{tuple(self.tiles.shape)}"
             )
         if self.max_rank < 0:
             raise ValueError(f"max_rank must be >= 0, got {self.max_rank}")
@@ -117,4 +130,28 @@ class LoraExpand(Protocol):
         ...
 
 
-__all__ = ["LoraExpand", "LoraSegments", "LoraShrink"]
+class LoraAdd(Protocol):
+    """Both halves of a delta at once."""
+
+    def __call__(
+        self,
+        y: Tensor,
+        x: Tensor,
+        arena: Tensor,
+        descriptors: Tensor,
+        segments: LoraSegments,
+        *,
+        layer: int,
+        sites: tuple[int, ...],
+        num_sites: int,
+        spans: tuple[tuple[int, int], ...],
+    ) -> None:
+        """Add the delta of x to the base output.
+
+        Semantics: `lora_expand_` of what `lora_shrink` returns for x, with the same arguments and
+        errors.
+        """
+        ...
+
+
+__all__ = ["LoraAdd", "LoraExpand", "LoraSegments", "LoraShrink"]

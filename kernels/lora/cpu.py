@@ -50,6 +50,24 @@ def lora_expand_(
     expand_(y, h, arena, batches, layer, sites, num_sites, spans)
 
 
+def lora_add_(
+    y: Tensor,
+    x: Tensor,
+    arena: Tensor,
+    descriptors: Tensor,
+    segments: LoraSegments,
+    *,
+    layer: int,
+    sites: tuple[int, ...],
+    num_sites: int,
+    spans: tuple[tuple[int, int], ...],
+) -> None:
+    """See `kernels.lora.LoraAdd`."""
+    memory = (arena, descriptors, segments)
+    h = lora_shrink(x, *memory, layer=layer, sites=sites, num_sites=num_sites)
+    lora_expand_(y, h, *memory, layer=layer, sites=sites, num_sites=num_sites, spans=spans)
+
+
 def step_batches(
     segments: LoraSegments, descriptors: Tensor, tile: int | None = None
 ) -> StepBatches:
@@ -190,4 +208,4 @@ def _add_rows(target: Tensor, delta: Tensor, group: RowGroup) -> None:
         target[group.rows] = (target[group.rows].float() + delta).to(target.dtype)
 
 
-__all__ = ["expand_", "lora_expand_", "lora_shrink", "shrink", "step_batches"]
+__all__ = ["expand_", "lora_add_", "lora_expand_", "lora_shrink", "shrink", "step_batches"]

@@ -51,4 +51,22 @@ def lora_expand_(
     expand_(y, h, arena, batches, layer, sites, num_sites, spans, _LANES)
 
 
-__all__ = ["lora_expand_", "lora_shrink"]
+def lora_add_(
+    y: Tensor,
+    x: Tensor,
+    arena: Tensor,
+    descriptors: Tensor,
+    segments: LoraSegments,
+    *,
+    layer: int,
+    sites: tuple[int, ...],
+    num_sites: int,
+    spans: tuple[tuple[int, int], ...],
+) -> None:
+    """See `kernels.lora.LoraAdd`; a row's bits don't depend on T, its place, or other rows."""
+    memory = (arena, descriptors, segments)
+    h = lora_shrink(x, *memory, layer=layer, sites=sites, num_sites=num_sites)
+    lora_expand_(y, h, *memory, layer=layer, sites=sites, num_sites=num_sites, spans=spans)
+
+
+__all__ = ["lora_add_", "lora_expand_", "lora_shrink"]

@@ -16,7 +16,7 @@ import triton
 from torch import Tensor
 
 from kernels.checks import check_expand, check_lora, check_sites, reject
-from kernels.lora import LoraSegments, prefill
+from kernels.lora import LoraSegments, decode, prefill
 from kernels.lora.launches import (
     PRECISION,
     SITES_PER_LAUNCH,
@@ -163,9 +163,31 @@ def lora_expand_(
         )
 
 
+def lora_add_(
+    y: Tensor,
+    x: Tensor,
+    arena: Tensor,
+    descriptors: Tensor,
+    segments: LoraSegments,
+    *,
+    layer: int,
+    sites: tuple[int, ...],
+    num_sites: int,
+    spans: tuple[tuple[int, int], ...],
+) -> None:
+    """See `kernels.lora.LoraAdd`; one launch if tiles are known and rows fewer than `MANY_ROWS`."""
+    where: Any = {"layer": layer, "sites": sites, "num_sites": num_sites}
+    memory = (arena, descriptors, segments)
+    if segments.tiles is not None and x.shape[0] < MANY_ROWS:
+        decode.add_(y, x, *memory, **where, spans=spans)
+    else:
+        h = lora_shrink(x, *memory, **where)
+        lora_expand_(y, h, *memory, **where, spans=spans)
+
+
 def _check_dtype(rows: Tensor, name: str) -> None:
     if rows.dtype not in DTYPES:
         reject(name, f"of dtype {', '.join(map(str, DTYPES))}", rows)
 
 
-__all__ = ["lora_expand_", "lora_shrink"]
+__all__ = ["lora_add_", "lora_expand_", "lora_shrink"]

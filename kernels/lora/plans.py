@@ -71,6 +71,54 @@ class ExpandPlan:
         return self.column_tiles * self.block_columns
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AddPlan:
+    """One launch of `add_kernel`."""
+
+    block_k: int
+    """In-features of a step: a multiple of 32."""
+    shrink_steps: int
+    """Steps of a part of the sum over in-features."""
+    blocks: int
+    """Blocks of 64 out-features of a step: a power of two."""
+    expand_steps: int
+    """Steps of an expanding program."""
+    programs: int
+    """Most programs of either kind; beyond it they take several items one after the other."""
+    registers: int
+    """Most registers a thread."""
+
+    @property
+    def columns(self) -> int:
+        """Out-features of an item."""
+        return 64 * self.blocks * self.expand_steps
+
+    def parts(self, width: int) -> int:
+        """Return how many programs share a sum over `width` in-features, at least 1."""
+        return max(1, -(-width // (self.shrink_steps * self.block_k)))
+
+
+def plan_add(rows: int, width: int, max_rank: int) -> AddPlan:
+    """Return the plan for x [rows, width]: the best of those compared on an H200.
+
+    More rank-rows than fit a product at a time, which were not compared, take smaller items.
+    """
+    if rows == 1:
+        return AddPlan(
+            block_k=256, shrink_steps=1, blocks=2, expand_steps=1, programs=4096, registers=255
+        )
+    parts = 8 if width <= 8192 else 16
+    blocks, steps = (2, 4) if max_rank <= 16 else (1, 1)
+    return AddPlan(
+        block_k=128,
+        shrink_steps=max(1, -(-width // (128 * parts))),
+        blocks=blocks,
+        expand_steps=steps,
+        programs=MULTIPROCESSORS * 16,
+        registers=168,
+    )
+
+
 def plan_shrink(
     rows: int, segments: LoraSegments, sites: int, width: int, dtype: torch.dtype
 ) -> ShrinkPlan:
@@ -118,4 +166,12 @@ def _power(least: int, value: int) -> int:
     return max(least, 1 << max(0, value - 1).bit_length())
 
 
-__all__ = ["MANY_ROWS", "ExpandPlan", "ShrinkPlan", "plan_expand", "plan_shrink"]
+__all__ = [
+    "MANY_ROWS",
+    "AddPlan",
+    "ExpandPlan",
+    "ShrinkPlan",
+    "plan_add",
+    "plan_expand",
+    "plan_shrink",
+]

@@ -67,6 +67,24 @@ def lora_expand_(
                 target.copy_(target.float() + delta)
 
 
+def lora_add_(
+    y: Tensor,
+    x: Tensor,
+    arena: Tensor,
+    descriptors: Tensor,
+    segments: LoraSegments,
+    *,
+    layer: int,
+    sites: tuple[int, ...],
+    num_sites: int,
+    spans: tuple[tuple[int, int], ...],
+) -> None:
+    """See `kernels.lora.LoraAdd`."""
+    memory = (arena, descriptors, segments)
+    h = lora_shrink(x, *memory, layer=layer, sites=sites, num_sites=num_sites)
+    lora_expand_(y, h, *memory, layer=layer, sites=sites, num_sites=num_sites, spans=spans)
+
+
 def _adapter_segments(segments: LoraSegments) -> Iterator[tuple[int, int, int]]:
     """Yield (first row, end row, descriptor number) of each segment that has an adapter."""
     bounds: list[int] = segments.offsets.tolist()
@@ -93,4 +111,4 @@ def _rows(arena: Tensor, offsets: list[int], width: int, dtype: torch.dtype) -> 
     return torch.stack([arena[o : o + size].view(dtype).float() for o in offsets])
 
 
-__all__ = ["lora_expand_", "lora_shrink"]
+__all__ = ["lora_add_", "lora_expand_", "lora_shrink"]

@@ -61,7 +61,7 @@ def find_rows(
 @triton.jit
 def read_head(p_record, o_head, max_rank):
     """Return (first, r) of a site's entry; a rank beyond what h has room for reads as 0."""
-    head = tl.load(p_record + o_head)
+    head = tl.load(p_record + o_head, eviction_policy="evict_last")
     r = (head & 0xFFFF).to(tl.int32)
     return head >> 16, tl.where(r <= max_rank, r, 0)
 
@@ -69,7 +69,7 @@ def read_head(p_record, o_head, max_rank):
 @triton.jit
 def read_offsets(p_words, m_rows, ITEM: tl.constexpr):
     """Return int64 element offsets in the arena of rank-rows, whose bytes' are multiples of 16."""
-    offsets = tl.load(p_words, mask=m_rows, other=0)
+    offsets = tl.load(p_words, mask=m_rows, other=0, eviction_policy="evict_last")
     return tl.multiple_of(offsets // ITEM, 16 // ITEM)
 
 

@@ -2,17 +2,17 @@
 
     python launch/bench/kernels_lora.py [--seconds 300] [--layers 32]
 
-Each case is first compared with the reference. A layer is the shrink and expand launches of the
-projections qkv, o, gate_up and down. Times are medians of CUDA graph replays, in microseconds:
+Each case is first compared with the reference. A layer is the projections qkv, o, gate_up and down,
+each a launch (steps of few rows, with room for as many tiles as rows, as in a captured step) or a
+shrink and an expand launch (many rows). Times are medians of CUDA graph replays, in microseconds:
 
     cold        L2 is emptied before every layer, the time of which is taken off
     turning     the layers one after the other, each with rank-rows of its own
-    in_graph    cold, as in a captured step: room for as many segments as rows, no bound on theirs
-    best        in_graph, with the best tile sizes that were tried for each projection
+    two         cold, with a shrink and an expand launch
+    best        cold, with the best tile sizes that were tried for each projection
     no_overlap  cold, without programmatic dependent launch
 
-The best plans that were tried are printed before the table: microseconds of a projection's pair of
-launches, with the plans that differ from the chosen ones.
+The best plans that were tried are printed before the table: microseconds of a projection.
 """
 
 from __future__ import annotations
@@ -29,12 +29,20 @@ sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import torch  # noqa: E402 (after the path)
 
-from kernels.lora import LoraSegments, launches  # noqa: E402
+from kernels.lora import launches  # noqa: E402
 from kernels.lora.plans import MANY_ROWS  # noqa: E402
 from launch.bench.environment import print_json  # noqa: E402
 from launch.bench.lora_arena import MODULES, Adapters, deal, make_adapters, zipf  # noqa: E402
-from launch.bench.lora_plans import expand_plans, shrink_plans  # noqa: E402
-from launch.bench.lora_step import CHOSEN, Bench, Case, Plans, Step  # noqa: E402
+from launch.bench.lora_plans import add_plans, expand_plans, shrink_plans  # noqa: E402
+from launch.bench.lora_step import (  # noqa: E402
+    CHOSEN,
+    TWO_LAUNCHES,
+    Bench,
+    Case,
+    Pair,
+    Plans,
+    Step,
+)
 
 MARGIN = 2e-2  # of the largest value: two roundings to bfloat16 and its products
 CEILING = 4.3e12  # bytes/s, an H200's large sum
@@ -70,36 +78,22 @@ def cases(layers: int, device: torch.device) -> list[Case]:
     ]
 
 
-def in_graph(step: Step) -> Step:
-    """The step as a captured decode step has it: room for as many segments as rows, no bound."""
-    old, rows = step.segments, step.case.rows
-    count = max(0, rows - len(old.descriptors)) if rows < MANY_ROWS else 0
-    room = LoraSegments(
-        offsets=torch.cat((old.offsets, old.offsets[-1:].expand(count))),
-        descriptors=torch.cat((old.descriptors, old.descriptors.new_full((count,), -1))),
-        max_rank=old.max_rank,
-    )
-    return Step(case=step.case, segments=room, inputs=step.inputs, outputs=step.outputs)
-
-
 def tune(bench: Bench, step: Step, deadline: float) -> tuple[dict[str, Plans], list[str]]:
-    """Try other plans, a projection at a time: the best shrink, then the best expand with it."""
-    case, best, lines = step.case, {}, []
-    longest = max(case.counts)
-    for module in MODULES:
+    """Try other plans, each projection for an equal share of the time."""
+    best, lines = {}, []
+    for index, module in enumerate(MODULES):
+        until = time.monotonic() + (deadline - time.monotonic()) / (len(MODULES) - index)
         found: Plans = CHOSEN
         low = bench.turning(step, [module])
         tried = [(low, "as chosen")]
-        trials: list[Plans] = [(plan, None) for plan in shrink_plans(case.rows, longest)]
-        trials += [(None, plan) for plan in expand_plans(case.rows, longest)]
-        for trial in trials:
-            if time.monotonic() > deadline:
+        for trial in trials(step.case.rows, module.width):
+            if time.monotonic() > until:
                 break
-            plans = (trial[0] or found[0], trial[1] or found[1])
+            plans = _joined(found, trial)
             try:
                 took = bench.turning(step, [module], plans)
             except Exception as error:  # a plan may not fit the device: say so and go on
-                print(f"{case.name}, {module.name}, {trial}: {error}", file=sys.stderr)
+                print(f"{step.case.name}, {module.name}, {trial}: {error}", file=sys.stderr)
                 continue
             tried.append((took, _short(plans)))
             if took < low:
@@ -111,10 +105,28 @@ def tune(bench: Bench, step: Step, deadline: float) -> tuple[dict[str, Plans], l
     return best, lines
 
 
+def trials(rows: int, width: int) -> list[Plans]:
+    """Plans to try; of a pair, the best expand plan is looked for with the best shrink plan."""
+    if rows < MANY_ROWS:
+        return [*add_plans(rows, width)]
+    shrinks: list[Plans] = [(plan, None) for plan in shrink_plans()]
+    return [*shrinks, *((None, plan) for plan in expand_plans())]
+
+
+def _joined(found: Plans, trial: Plans) -> Plans:
+    """What a trial leaves open as it was found best."""
+    if not isinstance(trial, tuple) or not isinstance(found, tuple):
+        return trial
+    pair: Pair = (trial[0] or found[0], trial[1] or found[1])
+    return pair
+
+
 def _short(plans: Plans) -> str:
     """The numbers of each plan, in the order of its fields."""
-    named = zip("SE", plans, strict=True)
-    return ", ".join(f"{name} {_numbers(plan)}" for name, plan in named if plan)
+    if isinstance(plans, tuple):
+        named = zip("SE", plans, strict=True)
+        return ", ".join(f"{name} {_numbers(plan)}" for name, plan in named if plan)
+    return _numbers(plans)
 
 
 def _numbers(plan: Any) -> str:
@@ -127,42 +139,44 @@ def _numbers(plan: Any) -> str:
 def measure(bench: Bench, case: Case, deadline: float) -> dict[str, Any]:
     """Check and time one case."""
     step = Step.of(case)
-    graph = in_graph(step)
-    error = max(step.check(), graph.check())
+    error = step.check()
     if error > MARGIN:
         return {"error": error, "target": case.target}
     results: dict[str, Any] = {"error": round(error, 5), "target": case.target}
     results["bytes_us"] = round(1e6 * case.adapters.layer_bytes(case.who) / CEILING, 1)
     results["cold"] = round(bench.cold(step), 1)
     results["turning"] = round(bench.turning(step, MODULES), 1)
+    two: dict[str, Plans] = {module.name: TWO_LAUNCHES for module in MODULES}
+    results["two"] = round(bench.cold(step, two), 1)
     with patch.object(launches, "can_overlap", lambda device: False):
         results["no_overlap"] = round(bench.cold(step), 1)
-    results["in_graph"] = round(bench.cold(graph), 1)
     if case.target and time.monotonic() < deadline:
-        best, lines = tune(bench, graph, deadline)
-        print(f"\n{case.name}, as in a graph: a projection's pair, turning through the layers")
+        best, lines = tune(bench, step, deadline)
+        print(f"\n{case.name}: a projection, turning through the layers")
         print("\n".join(lines), flush=True)
-        error = graph.check(best)
-        results["best"] = round(bench.cold(graph, best), 1) if error < MARGIN else None
+        error = step.check(best)
+        results["best"] = round(bench.cold(step, best), 1) if error < MARGIN else None
     return results
 
 
-COLUMNS = ("target", "bytes_us", "cold", "in_graph", "best", "no_overlap", "turning")
+COLUMNS = ("target", "bytes_us", "cold", "best", "two", "no_overlap", "turning")
 
 
 def main() -> None:
     """Measure all cases; print the plans tried, one table and the JSON line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=300, help="no new plan is tried after it")
+    parser.add_argument("--seconds", type=float, default=300, help="for trying other plans, in all")
     parser.add_argument("--layers", type=int, default=32)
     arguments = parser.parse_args()
-    deadline = time.monotonic() + arguments.seconds
     device = torch.device("cuda")
     torch.manual_seed(0)
     bench = Bench(device)
     results: dict[str, Any] = {}
     with torch.inference_mode():
-        for case in cases(arguments.layers, device):
+        every = cases(arguments.layers, device)
+        share = arguments.seconds / sum(case.target is not None for case in every)
+        for case in every:
+            deadline = time.monotonic() + share
             try:
                 results[case.name] = measure(bench, case, deadline)
             except Exception as error:  # one case that fails must not hide the others

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels.lora import LoraSegments
+from kernels.lora.tiles import tile_table
 
 INPUTS = (4096, 4096, 4096, 4096, 4096, 4096, 14336)
 OUTPUTS = (4096, 1024, 1024, 4096, 14336, 14336, 4096)
@@ -78,7 +79,14 @@ class Adapters:
             ),
             max_rank=max((r for _, r in chosen), default=0),
             max_rows=max((n for n, _ in chosen), default=0),
+            tiles=self._tiles(counts, who),
         )
+
+    def _tiles(self, counts: Sequence[int], who: Sequence[int | None]) -> Tensor:
+        """Room for as many tiles as rows, as a captured step has."""
+        numbers = [-1 if w is None else self.numbers[w] for w in who]
+        table = tile_table(np.array(counts), np.array(numbers), sum(counts))
+        return torch.from_numpy(table).to(self.arena.device)
 
     def layer_bytes(self, who: Sequence[int | None]) -> int:
         """Bytes of the rank-rows of one layer of these adapters, each counted once."""

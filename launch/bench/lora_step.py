@@ -10,13 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.lora import LoraSegments, gpu, reference
-from kernels.lora.plans import ExpandPlan, ShrinkPlan
+from kernels.lora import LoraSegments, decode, gpu, reference
+from kernels.lora.plans import AddPlan
 from kernels.lora.prefill_plans import PrefillExpandPlan, PrefillShrinkPlan
 from launch.bench.lora_arena import MODULES, NUM_SITES, Adapters, Module
 
-Plans = tuple[ShrinkPlan | PrefillShrinkPlan | None, ExpandPlan | PrefillExpandPlan | None]
-CHOSEN: Plans = (None, None)
+Pair = tuple[PrefillShrinkPlan | None, PrefillExpandPlan | None]
+Plans = AddPlan | Pair | None
+CHOSEN = None
+TWO_LAUNCHES: Pair = (None, None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,15 +60,22 @@ class Step:
             step.inputs[module.name], step.outputs[module.name] = x, y
         return step
 
-    def pair(self, module: Module, layer: int, plans: Plans = CHOSEN, ops: Any = gpu) -> None:
-        """One shrink and one expand."""
-        adapters = self.case.adapters
+    def add(self, module: Module, layer: int, plans: Plans = CHOSEN, ops: Any = gpu) -> None:
+        """The delta of one projection: in one launch with an `AddPlan`, in two with a pair."""
+        adapters, x, y = self.case.adapters, self.inputs[module.name], self.outputs[module.name]
         memory = (adapters.arena, adapters.descriptors, self.segments)
-        where = {"layer": layer, "sites": module.sites, "num_sites": NUM_SITES}
-        extra = [{"plan": plan} if plan else {} for plan in plans]
-        h = ops.lora_shrink(self.inputs[module.name], *memory, **where, **extra[0])
-        y = self.outputs[module.name]
-        ops.lora_expand_(y, h, *memory, **where, spans=module.spans, **extra[1])
+        where: dict[str, Any] = {
+            "layer": layer,
+            "sites": module.sites,
+            "num_sites": NUM_SITES,
+        }
+        if plans is None:
+            ops.lora_add_(y, x, *memory, **where, spans=module.spans)
+        elif isinstance(plans, AddPlan):
+            decode.add_(y, x, *memory, **where, spans=module.spans, plan=plans)
+        else:
+            h = gpu.lora_shrink(x, *memory, **where, plan=plans[0])
+            gpu.lora_expand_(y, h, *memory, **where, spans=module.spans, plan=plans[1])
 
     def check(self, plans: dict[str, Plans] | None = None) -> float:
         """Return the largest error of any projection, as a share of the largest delta."""
@@ -74,10 +83,10 @@ class Step:
         for module in MODULES:
             before = self.outputs[module.name].clone()
             self.outputs[module.name].zero_()
-            self.pair(module, 0, (plans or {}).get(module.name, CHOSEN))
+            self.add(module, 0, (plans or {}).get(module.name, CHOSEN))
             ours = self.outputs[module.name].float()
             self.outputs[module.name].zero_()
-            self.pair(module, 0, ops=reference)
+            self.add(module, 0, ops=reference)
             truth = self.outputs[module.name].float()
             self.outputs[module.name].copy_(before)
             error = (ours - truth).abs().max() / truth.abs().max().clamp_min(1e-6)
@@ -134,7 +143,7 @@ class Bench:
             for i in range(self._repeats):
                 self._empty_cache()
                 for module in MODULES:
-                    step.pair(module, i % layers, (plans or {}).get(module.name, CHOSEN))
+                    step.add(module, i % layers, (plans or {}).get(module.name, CHOSEN))
 
         return (graph_time(run) - self._flush_time) / self._repeats
 
@@ -145,7 +154,7 @@ class Bench:
         def run() -> None:
             for layer in range(layers):
                 for module in modules:
-                    step.pair(module, layer, plans)
+                    step.add(module, layer, plans)
 
         return graph_time(run) / layers
 
@@ -154,4 +163,4 @@ class Bench:
         return self._flush.nbytes * self._repeats / (self._flush_time * 1e-6)
 
 
-__all__ = ["CHOSEN", "Bench", "Case", "Plans", "Step"]
+__all__ = ["CHOSEN", "TWO_LAUNCHES", "Bench", "Case", "Pair", "Plans", "Step"]

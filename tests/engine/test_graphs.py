@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tp_engine.graphs import FEW_ROWS, GraphKey, _empty_step, batch_sizes, bound, bounds
+from tp_engine.graphs import GraphKey, _empty_step, batch_sizes, bound, bounds
 from tp_engine.plan import NO_ADAPTER
 
 
@@ -30,9 +30,10 @@ def test_ranks_are_bounded_by_powers_of_two() -> None:
 
 
 def test_a_step_is_captured_with_padding_only() -> None:
-    step = _empty_step(GraphKey(8, 1024, 32, FEW_ROWS), spare_slot=99)
+    step = _empty_step(GraphKey(8, 1024, 32), spare_slot=99)
     assert step.slots.tolist() == [99] * 8
     assert not step.contexts.any()
     assert step.descriptors.tolist() == [NO_ADAPTER] * 8
+    assert step.tiles.reshape(-1, 4).tolist() == [[NO_ADAPTER] * 3 + [0]] * 8
     assert step.segment_offsets[-1] == step.query_offsets[-1] == 8
-    assert (step.max_context, step.max_rank, step.max_rows) == (1024, 32, FEW_ROWS)
+    assert (step.max_context, step.max_rank, step.max_rows) == (1024, 32, 8)

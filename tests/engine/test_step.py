@@ -63,9 +63,17 @@ def test_padding_keeps_the_step_and_adds_rows_without_context(segments, size: in
     assert not padded.contexts[3:].any()
     assert padded.query_offsets.tolist() == list(range(size + 1))
     assert padded.descriptors.size == size and padded.segment_offsets.size == size + 1
+    tiles = padded.tiles.reshape(-1, 4)
+    used = tiles[tiles[:, 0] != NO_ADAPTER]
+    assert len(tiles) == size and (tiles[:, 3] == len(used)).all()
+    assert (tiles[: len(used)] == used).all()
+    tiled = np.full(size, NO_ADAPTER)
+    for descriptor, first, stop, _ in used:
+        tiled[first:stop] = descriptor
     owners = np.repeat(padded.descriptors, np.diff(padded.segment_offsets)).tolist()
     wanted = [descriptor for rows, descriptor in segments for _ in range(rows)]
     assert owners == wanted + [NO_ADAPTER] * (size - 3)
+    assert tiled.tolist() == owners
 
 
 def test_the_decoder_sees_sampled_tokens_pages_and_adapters() -> None:
@@ -88,6 +96,8 @@ def test_the_decoder_sees_sampled_tokens_pages_and_adapters() -> None:
     assert seen.attention.write_slots.tolist() == [1, 0, 1]
     assert seen.lora is not None
     assert seen.lora.segments.descriptors.tolist() == [12, -1]
+    assert seen.lora.segments.tiles is not None
+    assert seen.lora.segments.tiles.tolist() == [[12, 0, 1, 1]]
     spare = HostStep.of(plan([[1, 1, 18, 1]], [[1, -1]], max_rank=0)).padded(2, 2)
     padded = memory.step_input(spare, spare.pack(pinned=False))
     assert padded.attention.write_pages.tolist() == [8, -1]

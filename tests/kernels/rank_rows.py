@@ -3,12 +3,14 @@
 import random
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kernels.lora import LoraSegments
+from kernels.lora.tiles import tile_table
 
 Site = tuple[int, int]  # (layer, site)
 
@@ -78,6 +80,14 @@ class Arena:
             ),
             max_rank=max((len(f.a) for adapter in chosen for f in adapter.values()), default=0),
         )
+
+    def tiled(
+        self, counts: Sequence[int], who: Sequence[int | None], capacity: int | None = None
+    ) -> LoraSegments:
+        """The same with tiles, padded to `capacity`."""
+        segments = self.segments(counts, who)
+        table = tile_table(np.array(counts, np.int64), segments.descriptors.numpy(), capacity)
+        return replace(segments, tiles=torch.from_numpy(table))
 
 
 def place(shape: Shape, adapters: Sequence[Adapter], *, scattered: bool = False) -> Arena:

@@ -61,8 +61,10 @@ def apply(
     where = {"layer": layer, "sites": sites, "num_sites": arena.shape.sites}
     memory = (arena.data, arena.descriptors, segments)
     h = ops.lora_shrink(x, *memory, **where)
-    y = y.clone()
+    y, at_once = y.clone(), y.clone()
     ops.lora_expand_(y, h, *memory, **where, spans=spans)
+    ops.lora_add_(at_once, x, *memory, **where, spans=spans)
+    assert bits(at_once) == bits(y)
     return h, y
 
 

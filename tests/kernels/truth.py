@@ -20,6 +20,7 @@ REFERENCE = Ops(
     quantize_blocks=nf4.quantize_blocks,
     lora_shrink=lora.lora_shrink,
     lora_expand_=lora.lora_expand_,
+    lora_add_=lora.lora_add_,
     store_kv=attention.store_kv,
     rotate_store=attention.rotate_store,
     paged_attention=attention.paged_attention,

@@ -1,4 +1,4 @@
-"""Where the adapters' deltas join a projection: one shrink and one expand for all fused members."""
+"""Where the adapters' deltas join a projection: one delta for all fused members."""
 
 from __future__ import annotations
 
@@ -46,6 +46,12 @@ class LoraSites:
         if batch is None or batch.segments.max_rank == 0:
             return
         memory = (batch.arena, batch.descriptors, batch.segments)
-        layer, sites, count = self.layer, self.sites, len(SITES)
-        h = ops.lora_shrink(x, *memory, layer=layer, sites=sites, num_sites=count)
-        ops.lora_expand_(y, h, *memory, layer=layer, sites=sites, num_sites=count, spans=self.spans)
+        ops.lora_add_(
+            y,
+            x,
+            *memory,
+            layer=self.layer,
+            sites=self.sites,
+            num_sites=len(SITES),
+            spans=self.spans,
+        )

@@ -1,0 +1,122 @@
+"""LoRA deltas of few rows on CUDA: one launch for up to three sites of a projection.
+
+Nothing is read back from the device, and the grid depends on shapes, the room for tiles and
+`max_rank` alone: a launch can be captured into a CUDA graph, whose steps may then have fewer
+tiles, and any ranks and rows within these bounds.
+
+A launch overlaps with the one before it (programmatic dependent launch) and reads tiles, records
+and adapters early: what writes those must not be the very last launch before it. Launches share
+memory, so that a device must not run two at a time.
+"""
+
+import math
+
+import torch
+import triton
+from torch import Tensor
+
+from kernels.checks import check_lora, check_sites, check_spans, reject
+from kernels.lora import LoraSegments
+from kernels.lora.launches import PRECISION, launch_options, launches, padded
+from kernels.lora.plans import AddPlan, plan_add
+from kernels.lora.triton_add import add_kernel
+from kernels.lora.triton_lanes import RANKS
+
+COUNTER_WORDS = 16
+_EXCHANGES: dict[tuple[torch.device, int], Tensor] = {}
+
+
+def add_(
+    y: Tensor,
+    x: Tensor,
+    arena: Tensor,
+    descriptors: Tensor,
+    segments: LoraSegments,
+    *,
+    layer: int,
+    sites: tuple[int, ...],
+    num_sites: int,
+    spans: tuple[tuple[int, int], ...],
+    plan: AddPlan | None = None,
+) -> None:
+    """See `kernels.lora.LoraAdd`; the segments' tiles must be known, and y's rows contiguous."""
+    check_lora(x, "x", arena, descriptors, layer, num_sites)
+    check_lora(y, "y", arena, descriptors, layer, num_sites)
+    check_sites(sites, num_sites)
+    check_spans(y, sites, spans)
+    rows, width = x.shape
+    tiles = segments.tiles
+    assert tiles is not None
+    if x.dtype not in PRECISION:
+        reject("x", f"of dtype {', '.join(map(str, PRECISION))}", x)
+    if y.dtype != x.dtype or y.shape[0] != rows or (y.numel() and y.stride(1) != 1):
+        reject("y", f"{x.dtype} [{rows}, N] of contiguous rows", y)
+    if not (rows and segments.max_rank and len(tiles)):
+        return
+    x = x if x.stride(1) == 1 else x.contiguous()
+    plan = plan or plan_add(rows, width, segments.max_rank)
+    parts, capacity = plan.parts(width), len(tiles)
+    room = RANKS.value * triton.cdiv(segments.max_rank, RANKS.value)
+    for at in launches(len(sites)):
+        starts, widths = zip(*spans[at], strict=True)
+        if not any(widths):
+            continue
+        heads = [2 * (layer * num_sites + site) for site in sites[at]]
+        vector = math.gcd(16, *starts, *widths)
+        shrinks = min(plan.programs, capacity * len(heads) * parts)
+        blocks = sum(triton.cdiv(width, plan.columns) for width in widths)
+        exchange = exchange_memory(x.device, len(heads) * rows * parts * room)
+        add_kernel[(shrinks + min(plan.programs, capacity * blocks),)](
+            x,
+            y,
+            arena,
+            tiles,
+            descriptors,
+            exchange[COUNTER_WORDS:],
+            exchange,
+            capacity,
+            rows,
+            shrinks,
+            segments.max_rank,
+            room,
+            width,
+            x.stride(0),
+            y.stride(0),
+            *padded(heads),
+            *padded([start // vector for start in starts]),
+            *padded([width // vector for width in widths]),
+            SITES=len(heads),
+            PARTS=parts,
+            SHRINK_STEPS=plan.shrink_steps,
+            EXPAND_STEPS=plan.expand_steps,
+            BLOCK_K=plan.block_k,
+            EVEN_K=width == parts * plan.block_k * plan.shrink_steps,
+            BLOCKS=plan.blocks,
+            VECTOR=vector,
+            ITEM=x.element_size(),
+            PRECISION=PRECISION[x.dtype],
+            ONE_ROW=rows == 1,
+            USE_TURNS=segments.max_rank > RANKS.value,
+            num_stages=1,
+            maxnreg=plan.registers,
+            **launch_options(x.device, 1),
+        )
+
+
+def exchange_memory(device: torch.device, words: int) -> Tensor:
+    """Return int64 [COUNTER_WORDS + words or more]: the counter of launches, then their exchange.
+
+    It begins as zeros and keeps what launches leave, so it is allocated once for each power of two
+    and never in a capture, whose memory has no content before a replay.
+    """
+    size = 1 << max(12, (words - 1).bit_length())
+    memory = _EXCHANGES.get((device, size))
+    if memory is None:
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("a LoRA step must run once before one of its size is captured")
+        memory = torch.zeros(COUNTER_WORDS + size, dtype=torch.int64, device=device)
+        _EXCHANGES[device, size] = memory
+    return memory
+
+
+__all__ = ["COUNTER_WORDS", "add_", "exchange_memory"]

@@ -1,0 +1,107 @@
+"""The one launch of a LoRA delta compiles without a GPU, its operands read into place."""
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+
+from triton.backends.compiler import GPUTarget  # noqa: E402 (after the skip)
+from triton.compiler import ASTSource  # noqa: E402
+
+from kernels.lora.plans import plan_add  # noqa: E402
+from kernels.lora.triton_add import add_kernel  # noqa: E402
+
+POINTERS = {
+    **{"p_x": "*bf16", "p_y": "*bf16", "p_arena": "*u8", "p_tiles": "*i32"},
+    **{"p_descriptors": "*i64", "p_exchange": "*i64", "p_counter": "*i64"},
+}
+ALIGNED = {*POINTERS, "K", "stride_x", "stride_y", "room"}
+OUTPUT_BYTES = 512
+"""Shared memory that the 16 x 8 values of a part of h pass through on their way out."""
+
+SPILLED = 128
+"""Bytes; by the compiler's version, a few addresses are kept there."""
+
+
+def compiled(
+    rows: int, width: int, sites: int, capability: int, max_rank: int = 16
+) -> tuple[Any, int]:
+    """Return the kernel as launched for the plan of a step, and its registers."""
+    plan = plan_add(rows, width, max_rank)
+    constants = {
+        "SITES": sites,
+        "PARTS": plan.parts(width),
+        "SHRINK_STEPS": plan.shrink_steps,
+        "EXPAND_STEPS": plan.expand_steps,
+        "BLOCK_K": plan.block_k,
+        "EVEN_K": True,
+        "BLOCKS": plan.blocks,
+        "VECTOR": 16,
+        "ITEM": torch.bfloat16.itemsize,
+        "PRECISION": "halves",
+        "ONE_ROW": rows == 1,
+        "USE_TURNS": max_rank > 16,
+        "USE_PDL": capability >= 90,
+    }
+    signature, values, attributes = {}, {}, {}
+    for index, name in enumerate(add_kernel.arg_names):
+        if name in constants:
+            signature[name], values[index,] = "constexpr", constants[name]
+            continue
+        signature[name] = POINTERS.get(name, "i32")
+        if name in ALIGNED:
+            attributes[index,] = [["tt.divisibility", 16]]
+    built = triton.compile(
+        ASTSource(add_kernel, signature, values, attributes),
+        target=GPUTarget("cuda", capability, 32),
+        options={
+            "num_warps": 1,
+            "num_stages": 1,
+            "maxnreg": plan.registers,
+            "enable_fp_fusion": True,
+        },
+    )
+    return built, plan.registers
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize(("rows", "width", "sites"), [(1, 4096, 3), (64, 4096, 2), (64, 14336, 1)])
+def test_operands_go_from_memory_to_the_lanes_that_need_them(
+    rows: int, width: int, sites: int, capability: int, tmp_path: Path
+) -> None:
+    built, registers = compiled(rows, width, sites, capability)
+    assert built.metadata.shared <= OUTPUT_BYTES
+    ptx = built.asm["ptx"]
+    assert "ldmatrix" not in ptx and "mma.sync" in ptx
+    assert re.search(r"ld\.volatile\.global\.v2\.b64", ptx), "words of the exchange one by one"
+    narrow = re.findall(r"ld\.global[.\w]*\.b16", ptx)
+    assert not narrow, "rows or rank-rows element by element"
+    binary = tmp_path / "kernel.cubin"
+    binary.write_bytes(built.asm["cubin"])
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    usage = subprocess.run(
+        [tool, "--dump-resource-usage", binary], capture_output=True, text=True, check=True
+    ).stdout
+    ((used, stack),) = re.findall(r"REG:(\d+) STACK:(\d+)", usage)
+    assert int(used) <= registers and int(stack) <= SPILLED, usage
+
+
+def test_larger_ranks_move_nothing_either() -> None:
+    built, _ = compiled(64, 4096, 2, 90, max_rank=64)
+    assert built.metadata.shared <= OUTPUT_BYTES and "ldmatrix" not in built.asm["ptx"]
+
+
+def test_adapters_are_read_before_the_wait_and_rows_after_it() -> None:
+    ptx = compiled(64, 4096, 1, 90)[0].asm["ptx"]
+    waits = [found.start() for found in re.finditer(r"griddepcontrol\.wait", ptx)]
+    assert len(waits) == 2  # of the two kinds of programs
+    for wait, end in zip(waits, (*waits[1:], len(ptx)), strict=True):
+        before = ptx[max(0, ptx.rfind("st.global", 0, wait)) : wait]
+        assert ".v4.b32" in before, "no rank-rows on their way while waiting"
+        assert ".v4.b32" in ptx[wait:end]
+    assert ptx.index("st.global") > waits[0]

@@ -1,0 +1,163 @@
+"""The one launch of a LoRA delta on a CUDA device, against the reference on the CPU."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.lora import LoraSegments
+from kernels.lora.tiles import tile_table
+from tests.kernels.rank_rows import Arena
+from tests.kernels.test_lora import POPULARITY
+from tests.kernels.test_lora_gpu import DTYPES, SPANS, WHERE, mixed_arena
+from tests.kernels.truth import REFERENCE, assert_near, bits
+
+pytest.importorskip("triton")
+
+from kernels.lora import decode, launches
+from kernels.lora.decode import add_
+from kernels.lora.plans import AddPlan
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+Memory = tuple[Tensor, Tensor, LoraSegments]
+PLANS: dict[str, AddPlan | None] = {
+    "chosen": None,
+    "few programs": AddPlan(
+        block_k=256, shrink_steps=2, blocks=1, expand_steps=1, programs=7, registers=128
+    ),
+    "several steps": AddPlan(
+        block_k=64, shrink_steps=3, blocks=4, expand_steps=2, programs=99, registers=96
+    ),
+}
+
+
+def on_device(segments: LoraSegments) -> LoraSegments:
+    assert segments.tiles is not None
+    return replace(
+        segments,
+        offsets=segments.offsets.cuda(),
+        descriptors=segments.descriptors.cuda(),
+        tiles=segments.tiles.cuda(),
+    )
+
+
+def run(x: Tensor, y: Tensor, memory: Memory, plan: AddPlan | None = None) -> Tensor:
+    out = y.clone()
+    add_(out, x, *memory, **WHERE, spans=SPANS, plan=plan)
+    return out
+
+
+def expect(arena: Arena, segments: LoraSegments, x: Tensor, y: Tensor) -> Tensor:
+    out = y.clone()
+    REFERENCE.lora_add_(out, x, arena.data, arena.descriptors, segments, **WHERE, spans=SPANS)
+    return out
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_equals_reference(dtype: torch.dtype, plan: AddPlan | None) -> None:
+    arena = mixed_arena(dtype)
+    memory = (arena.data.cuda(), arena.descriptors.cuda())
+    for counts, who in POPULARITY.values():
+        x, y = torch.randn(sum(counts), 1024).to(dtype), torch.randn(sum(counts), 768).to(dtype)
+        segments = arena.tiled(counts, who)
+        out = run(x.cuda(), y.cuda(), (*memory, on_device(segments)), plan).cpu()
+        expected = expect(arena, segments, x, y)
+        if dtype == torch.float32:
+            torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-2)
+        else:
+            assert_near(out, expected)
+        base = np.repeat([w is None for w in who], counts)
+        assert bits(out[base]) == bits(y[base])
+
+
+def test_graph_replay_equals_eager_bit_for_bit_whatever_its_tiles_hold() -> None:
+    arena = mixed_arena(torch.bfloat16)
+    memory = (arena.data.cuda(), arena.descriptors.cuda())
+    x, y = torch.randn(16, 1024).bfloat16().cuda(), torch.randn(16, 768).bfloat16().cuda()
+    table = torch.from_numpy(tile_table(np.zeros(0, np.int64), np.zeros(0, np.int64), 16)).cuda()
+    room = replace(on_device(arena.tiled([16], [7])), tiles=table)
+    run(x, y, (*memory, room))
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run(x, y, (*memory, room))
+    steps: list[tuple[list[int], list[int | None]]] = [
+        ([1] * 16, [i % 8 for i in range(16)]),
+        ([16], [7]),
+        ([3, 0, 5, 8], [None, 1, 6, 0]),
+        ([16], [None]),
+    ]
+    for counts, who in steps:
+        segments = arena.tiled(counts, who, 16)
+        assert segments.tiles is not None
+        table.copy_(segments.tiles)
+        torch.cuda.synchronize()
+        expected = run(x, y, (*memory, room)).cpu()
+        for _ in range(3):
+            out.fill_(float("nan"))
+            graph.replay()
+            torch.cuda.synchronize()
+            assert bits(out.cpu()) == bits(expected)
+        assert_near(expected, expect(arena, segments, x.cpu(), y.cpu()))
+
+
+def test_launches_that_overlap_equal_launches_that_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arena = mixed_arena(torch.bfloat16)
+    counts, who = POPULARITY["zipf"]
+    segments = on_device(arena.tiled(counts, who))
+    memory = (arena.data.cuda(), arena.descriptors.cuda(), segments)
+    x = torch.randn(sum(counts), 1024).bfloat16().cuda()
+    y = torch.randn(sum(counts), 768).bfloat16().cuda()
+
+    def chain() -> Tensor:
+        rows, out = x, y.clone()
+        for _ in range(50):  # each launch reads what the one just before it wrote
+            wide = torch.cat((out, out[:, :256]), 1)
+            add_(wide, rows, *memory, **WHERE, spans=SPANS)
+            add_(out, wide, *memory, **WHERE, spans=SPANS)
+            out /= out.float().abs().amax().clamp_min(1.0)
+            rows = wide / wide.float().abs().amax().clamp_min(1.0)
+        return out
+
+    overlapping = chain()
+    monkeypatch.setattr(launches, "can_overlap", lambda device: False)
+    assert bits(overlapping.cpu()) == bits(chain().cpu())
+    first = run(x, y, memory)
+    monkeypatch.undo()
+    for _ in range(20):
+        assert bits(run(x, y, memory).cpu()) == bits(first.cpu())
+
+
+def test_what_earlier_launches_left_in_the_exchange_is_never_read() -> None:
+    arena = mixed_arena(torch.bfloat16)
+    memory = (arena.data.cuda(), arena.descriptors.cuda())
+    for counts, who in (POPULARITY["skewed"], POPULARITY["zipf"], POPULARITY["skewed"]):
+        segments = arena.tiled(counts, who)
+        x, y = torch.randn(sum(counts), 1024).bfloat16(), torch.randn(sum(counts), 768).bfloat16()
+        out = run(x.cuda(), y.cuda(), (*memory, on_device(segments)))
+        assert_near(out.cpu(), expect(arena, segments, x, y))
+        for exchange in decode._EXCHANGES.values():
+            words = exchange[decode.COUNTER_WORDS :]
+            words.copy_((words >> 32 << 32) | 0x7FC00000)  # NaN, of the same launches
+
+
+def test_a_first_call_in_a_capture_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    arena = mixed_arena(torch.bfloat16)
+    memory = (arena.data.cuda(), arena.descriptors.cuda(), on_device(arena.tiled([1], [5])))
+    x, y = torch.randn(1, 1024).bfloat16().cuda(), torch.randn(1, 768).bfloat16().cuda()
+    run(x, y, memory)  # compiles
+    torch.cuda.synchronize()
+    monkeypatch.setattr(decode, "_EXCHANGES", {})
+    with (
+        pytest.raises(RuntimeError, match="must run once before"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
+        run(x, y, memory)
