@@ -140,11 +140,15 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--ranks", type=int, help="default: the visible GPUs")
-    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--only", nargs="+", choices=list(PARTS), help="default: all")
     parser.add_argument("--quick", action="store_true", help="fewer sizes, models and cases")
     parser.add_argument("--device", choices=["auto", "cpu"], default="auto")
     parser.add_argument("--backend", choices=["auto", "gloo"], default="auto")
     given = parser.parse_args(argv)
+    possible = list(PARTS) if given.device == "auto" else ["checks", "killed"]
+    given.only = given.only or possible
+    if not set(given.only) <= set(possible):
+        parser.error(f"argument --only: on the CPU there are {' and '.join(possible)}")
     if given.ranks is None:
         import torch
 
