@@ -2,15 +2,16 @@
 
     python launch/bench/multigpu.py [--ranks N] [--only PART ...] [--quick]
 
-Parts, each with a time limit of its own, nine minutes in all on two GPUs:
+Parts, each with a time limit of its own, nine minutes in all:
 
     sums    the sum over ranks: µs by rows and method, the link's rate
     checks  the sharding validator on uneven cuts, plain and NF4, adapters of mixed LoRA ranks;
             tokens of a mixed batch equal those of world size 1
     killed  a rank of a service is killed, then one stopped: who is told, and when it ends
-    tests   the tests marked multigpu
-    speed   decode steps and prefill at the shapes of large models on 1 and N ranks, how well that
-            scales, and what share of a step the sums take
+    speed   decode steps and prefill at the shapes of large models on 1 and N ranks, and how well
+            that scales
+    loads   adapters loaded into a running service, one by one and all at once, on 1 and N ranks
+    tests   the kernels' tests on a GPU
 
 A part that fails does not keep the others from running; then the exit code is 1. The last line of
 the output is one JSON object. On a machine without GPUs, ``--device cpu`` runs checks and killed.
@@ -19,9 +20,11 @@ the output is one JSON object. On a machine without GPUs, ``--device cpu`` runs 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +36,7 @@ from launch.bench.several.killed import lose_a_rank  # noqa: E402
 from launch.bench.several.processes import ROOT, Done, run, torchrun  # noqa: E402
 from launch.bench.several.table import checks_table, speed_table, sums_table  # noqa: E402
 
+TOTAL_SECONDS = 540.0
 CASES = "1x0,32x0,256x0,1x1,32x32,256x64"
 """Decode steps: rows and adapters."""
 WORK: dict[str, tuple[str, list[str]]] = {
@@ -49,6 +53,7 @@ class Bench:
     def __init__(self, given: argparse.Namespace, scratch: Path) -> None:
         self._given = given
         self._scratch = scratch
+        self._deadline = time.monotonic() + TOTAL_SECONDS
         self.failed: list[str] = []
 
     def sums(self) -> dict[str, Any]:
@@ -69,7 +74,7 @@ class Bench:
         options = options if self._given.quick else []
         options += [f"--device={self._given.device}", f"--backend={self._given.backend}"]
         program = ("-m", "launch.bench.several.checks", str(models), *options)
-        done = self._ranks("checks", 150, *program)
+        done = self._ranks("checks", 100, *program)
         rows = done.json().get("checks", [])
         self._require("checks", bool(rows) and all(row["ok"] for row in rows), done)
         print(checks_table(rows))
@@ -89,14 +94,16 @@ class Bench:
                 self.failed.append(f"killed: {how.name}")
         return found
 
-    def tests(self) -> dict[str, Any]:
-        """What pytest has for several GPUs."""
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "multigpu", "-p", "no:cacheprovider"]
-        done = run([*command, "tests/multigpu"], self._scratch / "tests.log", 120)
-        summary = done.output.strip().splitlines()[-1:]
-        self._require("tests", done.code == 0, done)
-        print(*summary)
-        return {"summary": summary, "seconds": round(done.seconds, 1)}
+    def loads(self) -> dict[str, Any]:
+        """Cold adapters, on one rank and on all."""
+        found: dict[str, Any] = {}
+        for ranks in (1, self._given.ranks):
+            program = ("-m", "launch.bench.several.loads", f"--ranks={ranks}", "--quantize=nf4")
+            done = self._run(f"loads on {ranks}", 60, [sys.executable, *program])
+            self._require(f"loads on {ranks}", done.code == 0, done)
+            found[f"on {ranks}"] = done.json()
+            print(f"on {ranks}: {found[f'on {ranks}']}")
+        return found
 
     def speed(self) -> dict[str, Any]:
         """Decode and prefill on one rank and on all."""
@@ -115,9 +122,23 @@ class Bench:
         print(speed_table(found, self._given.ranks))
         return found
 
+    def tests(self) -> dict[str, Any]:
+        """What pytest has for a GPU and needs no other library."""
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
+        command += ["-n", "8"] if importlib.util.find_spec("xdist") is not None else []
+        done = self._run("tests", 120, [*command, "tests/kernels"])
+        summary = done.output.strip().splitlines()[-1:]
+        self._require("tests", done.code == 0, done)
+        print(*summary)
+        return {"summary": summary, "seconds": round(done.seconds, 1)}
+
     def _ranks(self, name: str, limit: float, *program: str, ranks: int | None = None) -> Done:
-        log = self._scratch / f"{name.replace(' ', '-')}.log"
-        return run(torchrun(ranks or self._given.ranks, *program), log, limit)
+        return self._run(name, limit, torchrun(ranks or self._given.ranks, *program))
+
+    def _run(self, name: str, limit: float, command: list[str]) -> Done:
+        """Run a program for ``limit`` seconds at most, and not past the end of all time."""
+        left = max(1.0, self._deadline - time.monotonic())
+        return run(command, self._scratch / f"{name.replace(' ', '-')}.log", min(limit, left))
 
     def _require(self, name: str, ok: bool, done: Done) -> None:
         """Note a part that failed, and show the end of what it printed."""
@@ -131,8 +152,9 @@ PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "sums": Bench.sums,
     "checks": Bench.checks,
     "killed": Bench.killed,
-    "tests": Bench.tests,
     "speed": Bench.speed,
+    "loads": Bench.loads,
+    "tests": Bench.tests,
 }
 
 

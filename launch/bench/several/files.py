@@ -40,7 +40,7 @@ UNEVEN: dict[str, dict[str, int]] = {
     },
 }
 """Sizes that no even number of ranks divides: heads, 64-blocks of the MLP, the vocabulary."""
-COMMON = {
+COMMON: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "hidden_act": "silu",
@@ -93,21 +93,6 @@ def write_adapter(
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": [*sites]}
     (directory / "adapter_config.json").write_text(json.dumps(config))
     return directory
-
-
-def write_tokenizer(directory: Path) -> None:
-    """A byte-level tokenizer without merges: ids 0 to 2 are special, the bytes follow."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    tokens = ["<pad>", "<begin>", "<end>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(tokens[:3])
-    tokenizer.save(str(directory / "tokenizer.json"))
-    (directory / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<end>"})
-    )
 
 
 def _linears(spec: ModelSpec, sites: Sequence[str]) -> Iterator[tuple[str, int, int]]:

@@ -16,8 +16,9 @@ from typing import Any
 
 import psutil
 
-from launch.bench.several.files import UNEVEN, write_checkpoint, write_tokenizer
+from launch.bench.several.files import COMMON, UNEVEN, write_checkpoint
 from launch.bench.several.processes import end, start, torchrun, tree
+from launch.bench.tokenizer import write_tokenizer
 
 RANK_TIMEOUT = 8.0
 READY_SECONDS = 90.0
@@ -34,7 +35,7 @@ def lose_a_rank(
     model = scratch / "model"
     if not model.exists():
         write_checkpoint(model, UNEVEN["28 heads in 4 groups"], nf4=True, seed=0)
-        write_tokenizer(model)
+        write_tokenizer(model, COMMON["vocab_size"])
     port, log = _free_port(), scratch / f"{how.name}.log"
     command = torchrun(ranks, "launch/serve.py", f"--model={model}", f"--port={port}", *options)
     command += ["--served-model-name=base", f"--rank-timeout={RANK_TIMEOUT:g}", "--max-num-seqs=4"]
