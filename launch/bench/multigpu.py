@@ -34,10 +34,11 @@ sys.path[0] = str(Path(__file__).resolve().parents[2])
 from launch.bench.environment import print_json  # noqa: E402 (after the path)
 from launch.bench.several.killed import lose_a_rank  # noqa: E402
 from launch.bench.several.processes import ROOT, Done, run, torchrun  # noqa: E402
-from launch.bench.several.table import checks_table, speed_table, sums_table  # noqa: E402
+from launch.bench.several.table import checks_table, share_table, speed_table, sums_table  # noqa: E402
 
 TOTAL_SECONDS = 540.0
 CASES = "1x0,32x0,256x0,1x1,32x32,256x64"
+BASE_CASES = "1x0,32x0,256x0"
 """Decode steps: rows and adapters."""
 WORK: dict[str, tuple[str, list[str]]] = {
     "8B bf16": ("llama-3.1-8b", []),
@@ -119,7 +120,14 @@ class Bench:
                 done = self._ranks(label, 100, *program, *decode, *prefill, ranks=ranks)
                 self._require(label, done.code == 0, done)
                 found[label] = done.json()
+            if shapes == "llama-3.1-8b":
+                program = (*program, "--decode", BASE_CASES, "--no-sums")
+                label = f"{name} without sums"
+                done = self._ranks(label, 60, *program)
+                self._require(label, done.code == 0, done)
+                found[label] = done.json()
         print(speed_table(found, self._given.ranks))
+        print(share_table(found, self._given.ranks))
         return found
 
     def tests(self) -> dict[str, Any]:

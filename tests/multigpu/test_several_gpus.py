@@ -12,7 +12,7 @@ import torch
 
 from launch.bench.multigpu import parse
 from launch.bench.several.processes import run, torchrun
-from launch.bench.several.table import floor_us, speed_table, sums_table
+from launch.bench.several.table import floor_us, share_table, speed_table, sums_table
 
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 needs_several = pytest.mark.skipif(GPUS < 2, reason="needs more than one CUDA device")
@@ -82,6 +82,14 @@ def test_the_table_shows_how_well_speed_scales() -> None:
     assert rows[0][3:] == ["ms", "3.0", "2.0", "1.50", "0.75"]
     assert rows[1][3:] == ["ms", "-", "2.5"]
     assert rows[2][3:] == ["tokens/s", "30000", "60000", "2.00", "1.00"]
+
+
+def test_the_sums_share_is_what_a_step_without_them_saves() -> None:
+    found = {
+        "8B NF4 on 2": {"decode_ms": {"1x0": 2.0, "1x1": 2.5}},
+        "8B NF4 without sums": {"decode_ms": {"1x0": 1.5}},
+    }
+    assert share_table(found, 2).splitlines()[1].split()[3:] == ["2.0", "0.500", "25.0%"]
 
 
 def test_the_link_needs_time_for_what_every_rank_sends() -> None:

@@ -36,7 +36,7 @@ def checks_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def speed_table(found: Mapping[str, Any], ranks: int) -> str:
     """A line a model and case: one rank, all ranks, and the efficiency of the scaling."""
-    models = dict.fromkeys(label.rsplit(" on ", 1)[0] for label in found)
+    models = dict.fromkeys(label.rsplit(" on ", 1)[0] for label in found if " on " in label)
     lines = [f"{'model, case':28}{'1 rank':>10}{f'{ranks} ranks':>10}{'speedup':>9}{'of ideal':>9}"]
     for model in models:
         one, all_ = (found.get(f"{model} on {n}", {}) for n in (1, ranks))
@@ -52,3 +52,19 @@ def _speed_line(name: str, before: float | None, after: float, ranks: int) -> st
         return f"{name:28}{'-':>10}{after:10}"
     gain = before / after if name.endswith(" ms") else after / before
     return f"{name:28}{before:10}{after:10}{gain:9.2f}{gain / ranks:9.2f}"
+
+
+def share_table(found: Mapping[str, Any], ranks: int) -> str:
+    """What share of a decode step the sums take, and how long that is for each of them."""
+    lines = [f"{'model, case':28}{'step, ms':>10}{'sums, ms':>10}{'share':>8}"]
+    for label, without in found.items():
+        model, _, kind = label.partition(" without ")
+        if kind != "sums":
+            continue
+        steps = found.get(f"{model} on {ranks}", {}).get("decode_ms", {})
+        for case, rest in without.get("decode_ms", {}).items():
+            if case in steps:
+                sums = steps[case] - rest
+                share = sums / steps[case]
+                lines.append(f"{f'{model} {case}':28}{steps[case]:10}{sums:10.3f}{share:8.1%}")
+    return "\n".join(lines)
