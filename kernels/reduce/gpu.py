@@ -28,6 +28,7 @@ def sum_over_ranks(x: Tensor, boxes: Mailboxes) -> Tensor:
     Raises:
         ValueError: ``x`` has another dtype, or the mailboxes do not `hold_rows` of it.
     """
+    x = x.contiguous()
     out = torch.empty_like(x)
     _sum(x, x, x, out, out, 0.0, boxes, norm=False)
     return out
@@ -49,6 +50,7 @@ def sum_add_rms_norm(
     check_norm(x, weight, residual)
     if weight.dtype != x.dtype:
         reject("weight", f"{x.dtype} as x", weight)
+    x = x.contiguous()
     out, total = torch.empty_like(x), torch.empty_like(x)
     _sum(x, residual.contiguous(), weight.contiguous(), out, total, eps, boxes, norm=True)
     return out, total
@@ -61,7 +63,8 @@ def share_with_ranks(x: Tensor, boxes: Mailboxes) -> Tensor:
         ValueError: the mailboxes do not `share` it.
     """
     if not boxes.share(x):
-        reject("x", "contiguous, short and of whole words", x)
+        reject("x", "short and of whole words", x)
+    x = x.contiguous()
     out = x.new_empty((len(boxes.shared.by_rank), *x.shape))
     if words := x.numel() * x.element_size() // 4:
         share_stamped[(-(-words // SHARE_PIECE),)](
