@@ -12,7 +12,7 @@ from kernels.entry import Embed, SpellOut
 from kernels.entry import reference as entry_reference
 from kernels.fused import AddRMSNorm, RMSNorm, Rotary, SiluMul
 from kernels.fused import cpu as fused_cpu
-from kernels.lora import LoraAdd, LoraExpand, LoraShrink
+from kernels.lora import LoraAdd, LoraExpand, LoraShrink, LoraSiluMul
 from kernels.lora import cpu as lora_cpu
 from kernels.lora import deterministic as lora_deterministic
 from kernels.nf4 import Dequantize, Linear, NormLinear, Prepare, QuantizeBlocks
@@ -73,6 +73,8 @@ class Ops:
     """Penalties for what a sequence holds already."""
     draw: Draw
     """A random token by probability."""
+    lora_silu_mul: LoraSiluMul | None = None
+    """`silu_mul` with the deltas on both sides of it; None: there is none."""
     capturable: bool = False
     """Whether a step made of these can be captured in a CUDA graph."""
 
@@ -102,6 +104,7 @@ def gpu_ops() -> Ops:
     from kernels.entry import gpu as entry_gpu
     from kernels.fused import gpu as fused_gpu
     from kernels.lora import gpu as lora_gpu
+    from kernels.lora import gpu_silu as lora_gpu_silu
     from kernels.nf4 import gpu as nf4_gpu
     from kernels.sampling import gpu as sampling_gpu
 
@@ -129,6 +132,7 @@ def gpu_ops() -> Ops:
         log_total=sampling_gpu.log_total,
         penalise=sampling_gpu.penalise,
         draw=sampling_gpu.draw,
+        lora_silu_mul=lora_gpu_silu.lora_silu_mul,
         capturable=True,
     )
 

@@ -154,4 +154,32 @@ class LoraAdd(Protocol):
         ...
 
 
-__all__ = ["LoraAdd", "LoraExpand", "LoraSegments", "LoraShrink"]
+class LoraSiluMul(Protocol):
+    """The gated activation, behind a projection with deltas and before another."""
+
+    def __call__(
+        self,
+        gate_up: Tensor,
+        x: Tensor,
+        arena: Tensor,
+        descriptors: Tensor,
+        segments: LoraSegments,
+        *,
+        layer: int,
+        sites: tuple[int, ...],
+        down: int,
+        num_sites: int,
+    ) -> tuple[Tensor, Tensor] | None:
+        """Add the deltas of x to gate and up, and activate, where one launch does it.
+
+        Semantics: `lora_expand_` of what `lora_shrink` returns for x at `sites`, gate's and up's,
+        onto both halves of gate_up; then `silu_mul`. gate_up itself is not written.
+
+        x [T, K], gate_up [T, 2I] and the result [T, I] are of one dtype. Returns the result, and
+        what `lora_shrink` of the same backend returns for it at site `down`; None where the parts
+        are to be called. Raises ValueError, naming the argument, on a wrong shape or dtype.
+        """
+        ...
+
+
+__all__ = ["LoraAdd", "LoraExpand", "LoraSegments", "LoraShrink", "LoraSiluMul"]

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-FULL_ROWS = 8192
-"""Rows whose tiles alone keep the device busy."""
+SPLIT_ROWS = 4096
+"""Fewer rows make too few tiles for the device: sums over in-features are then split."""
 MOST_RANKS = 128
 """The largest rank that is one product in an expand; a larger one takes turns."""
 MAX_FUSED = 64
@@ -43,7 +43,7 @@ class PrefillExpandPlan:
     block_ranks: int
     """Rank-rows a product; at least 16."""
     columns: int
-    """Most out-features a program, a multiple of block_columns."""
+    """Most out-features a program; a power of two."""
     warps: int
     stages: int
     """Steps of which data are in flight or in use."""
@@ -54,41 +54,45 @@ def plan_shrink(
 ) -> PrefillShrinkPlan:
     """Return the plan for x [rows, width] and a launch of `sites` sites."""
     size = max(2, dtype.itemsize)
-    block_ranks = min(64, _power(16, sites * max_rank))
+    rank_rows = _power(16, sites * max_rank)
+    # Of high ranks several blocks: programs for which an adapter has no rank-row end at once.
+    block_ranks = min(64 if max_rank <= 16 else 32, rank_rows)
     block_k = min((128 if block_ranks == 64 else 256) // size, _power(16, width))
     return PrefillShrinkPlan(
         block_rows=64,
         block_ranks=block_ranks,
         block_k=block_k,
-        parts=max(1, FULL_ROWS // rows),
+        parts=-(-SPLIT_ROWS // rows),
         warps=4,
-        stages=2 if size > 2 else 6 if block_k == 64 else 4,
+        stages=2 if size > 2 else 6 if block_ranks == 64 else 4,
     )
 
 
 def plan_expand(rows: int, max_rank: int, width: int, dtype: torch.dtype) -> PrefillExpandPlan:
     """Return the plan for y [rows, ..], the widest site of the launch having `width` columns."""
-    wide, once = dtype.itemsize > 2, max_rank <= MOST_RANKS
-    block = min(32 if wide else 128 if max_rank <= 64 else 64, _power(32, width))
+    size = max(2, dtype.itemsize)
+    once = max_rank <= (MOST_RANKS if size == 2 else 16)
+    block = 32 if size > 2 else 128 if max_rank <= 64 else 64
+    few = rows < SPLIT_ROWS and max_rank <= 16  # more programs then do better than more stages
     return PrefillExpandPlan(
         block_rows=64,
-        block_columns=block,
-        block_ranks=_power(16, max_rank) if once and not wide else 16,
-        columns=max(block, 1024 if rows >= FULL_ROWS else 512),
+        block_columns=min(block, _power(32, width)),
+        block_ranks=_power(16, max_rank) if once else 16,
+        columns=min(2048 // size, _power(32, width)),
         warps=4,
-        stages=1 if wide or not once else 3,
+        stages=3 if once and size == 2 and not few else 1,
     )
 
 
 def plan_silu(max_rank: int) -> PrefillExpandPlan:
-    """Return the plan for a rank of up to `MAX_FUSED`."""
+    """Return the plan for a rank of up to `MAX_FUSED` and values of 16 bits."""
     return PrefillExpandPlan(
         block_rows=64,
-        block_columns=64,
+        block_columns=64 if max_rank <= 16 else 32,
         block_ranks=_power(16, max_rank),
         columns=1024,
         warps=4,
-        stages=3 if max_rank <= 16 else 2,
+        stages=3,
     )
 
 

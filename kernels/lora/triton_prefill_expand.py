@@ -1,13 +1,15 @@
 """y += scale * h B^T of steps of many rows: a stream of y, to which little is added.
 
-program (column chunk, row tile): up to column_tiles * BLOCK_N columns of one site x rows of one
-segment; its h stays where it is while the columns go by.
+program (column chunk, row tile): up to CHUNK columns of one site x rows of one segment; its h
+stays where it is while the columns go by.
 """
 
 import triton
 import triton.language as tl
 
 from kernels.lora.triton_prefill_tiles import (
+    THIN,
+    add_ranks,
     as_y,
     deal_columns,
     deal_rows,
@@ -20,7 +22,7 @@ from kernels.lora.triton_rows import begin, choose, find_b, find_rows, multiply,
 _VARYING = [
     *("num_segments", "row_tiles", "stride_site"),
     *("o_head0", "o_head1", "o_head2"),
-    *("start0", "start1", "start2", "width0", "width1", "width2", "column_tiles"),
+    *("start0", "start1", "start2", "width0", "width1", "width2"),
 ]
 
 
@@ -32,8 +34,8 @@ def _find_chunk(
     width0,
     width1,
     width2,
-    chunk,
     SITES: tl.constexpr,
+    CHUNK: tl.constexpr,
     VECTOR: tl.constexpr,
 ):
     """Return (site, its first column in y, the program's first column in the site, its width).
@@ -41,14 +43,14 @@ def _find_chunk(
     Starts and widths come in units of VECTOR columns, so that wide loads are known to be aligned.
     """
     i_chunk = tl.program_id(0)
-    end0 = tl.cdiv(width0 * VECTOR, chunk)
-    end1 = end0 + tl.cdiv(width1 * VECTOR, chunk)
+    end0 = tl.cdiv(width0 * VECTOR, CHUNK)
+    end1 = end0 + tl.cdiv(width1 * VECTOR, CHUNK)
     site = (i_chunk >= end0).to(tl.int32)
     if SITES > 2:
         site += (i_chunk >= end1).to(tl.int32)
     start = choose(site, start0, start1, start2, SITES) * VECTOR
     width = choose(site, width0, width1, width2, SITES) * VECTOR
-    return site, start, (i_chunk - choose(site, 0, end0, end1, SITES)) * chunk, width
+    return site, start, (i_chunk - choose(site, 0, end0, end1, SITES)) * CHUNK, width
 
 
 @triton.jit(do_not_specialize=_VARYING)
@@ -74,13 +76,13 @@ def prefill_expand_kernel(
     width0,
     width1,
     width2,
-    column_tiles,
     SITES: tl.constexpr,
     PARTS: tl.constexpr,
     BLOCK_SEGMENTS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_RANKS: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    CHUNK: tl.constexpr,
     WARPS: tl.constexpr,
     STAGES: tl.constexpr,
     VECTOR: tl.constexpr,
@@ -97,7 +99,7 @@ def prefill_expand_kernel(
         begin(USE_PDL)
         return
     site, start, column, width = _find_chunk(
-        start0, start1, start2, width0, width1, width2, column_tiles * BLOCK_N, SITES, VECTOR
+        start0, start1, start2, width0, width1, width2, SITES, CHUNK, VECTOR
     )
     left = width - column
     p_record = p_descriptors + number
@@ -110,15 +112,29 @@ def prefill_expand_kernel(
     begin(USE_PDL)
     if r == 0:
         return
-    t = first + deal_rows(BLOCK_ROWS, WARPS)
     p_h += site.to(tl.int64) * stride_site
+    p_y += start + column
+    if stop - first <= THIN:
+        n = tl.arange(0, CHUNK)
+        m_n = n < left
+        o_row = first.to(tl.int64)
+        for _ in range(first, stop):
+            p_out = p_y + o_row * stride_y + n
+            b_y = tl.load(p_out, mask=m_n, other=0.0)
+            p_row = p_h + o_row * max_rank
+            b_delta = add_ranks(p_row, p_words, p_rows, r, n, m_n, stride_part, PARTS, ITEM)
+            b_out = b_y.to(tl.float32) + scale * b_delta
+            tl.store(p_out, b_out.to(p_y.dtype.element_ty), mask=m_n)
+            o_row += 1
+        return
+    t = first + deal_rows(BLOCK_ROWS, WARPS)
     b_h = read_h(p_h, t, stop, r, scale, stride_part, max_rank, PARTS, BLOCK_RANKS)
     row, i = find_y(BLOCK_ROWS, BLOCK_N)
     m_row = first + row < stop
-    p_y += start + column
     p_out = p_y + (first + row).to(tl.int64) * stride_y + i
     n = tl.arange(0, BLOCK_N)
-    for tile in tl.range(tl.minimum(column_tiles, tl.cdiv(left, BLOCK_N)), num_stages=STAGES):
+    tiles = tl.cdiv(tl.minimum(left, CHUNK), BLOCK_N)
+    for tile in tl.range(tiles, num_stages=STAGES):
         o = tile * BLOCK_N
         m_y = m_row if EVEN else m_row & (i < left - o)
         b_y = tl.load(p_out + o, mask=m_y, other=0.0)

@@ -1,4 +1,4 @@
-"""Tiles of y whose delta comes from tensor cores: shared by the kernels for many rows.
+"""Tiles of y whose delta comes from tensor cores, and thin ones: for the kernels of many rows.
 
 y must go from memory to the lanes that hold its delta without a detour. A lane of a quad holds two
 neighbouring columns of every eight of an accumulator, which is four bytes of y; so the columns of B
@@ -16,6 +16,14 @@ go by eights: both sides then have one layout, and nothing moves.
 
 import triton
 import triton.language as tl
+
+from kernels.lora.triton_rows import find_b, widen
+
+THIN = tl.constexpr(4)
+"""Tiles of up to so many rows go row by row, without tensor cores: then all loads of a program's
+rank-rows are under way at once, which is what a tile with little of y in it waits for."""
+_RANKS = tl.constexpr(16)
+"""Rank-rows of such a tile that are read at a time."""
 
 
 @triton.jit
@@ -84,3 +92,20 @@ def read_ranks(p_ranks, m_ranks, n, left, EVEN: tl.constexpr):
     else:
         b = tl.load(p_ranks + n[None, :], mask=m_ranks & (n < left)[None, :], other=0.0)
     return b
+
+
+@triton.jit
+def add_ranks(
+    p_h, p_words, p_rows, r, n, m_n, stride_part, PARTS: tl.constexpr, ITEM: tl.constexpr
+):
+    """Return float32 h B of one row at columns n, for its h, the parts added in order."""
+    b_delta = tl.zeros((n.shape[0],), dtype=tl.float32)
+    for rank in range(0, r, _RANKS):
+        p_b, m_b = find_b(p_words, p_rows, r, rank, _RANKS, ITEM)
+        b_b = tl.load(p_b + n[None, :], mask=m_b & m_n[None, :], other=0.0)
+        j = rank + tl.arange(0, _RANKS)
+        b_h = tl.load(p_h + j, mask=j < r, other=0.0)
+        for part in tl.static_range(1, PARTS):
+            b_h += tl.load(p_h + part * tl.cast(stride_part, tl.int64) + j, mask=j < r, other=0.0)
+        b_delta += tl.sum(b_h[:, None] * widen(b_b), 0)
+    return b_delta

@@ -81,8 +81,11 @@ class RowParallel:
     ops: Ops
     comm: Comm
 
-    def __call__(self, x: Tensor, lora: LoraBatch | None) -> Tensor:
-        """x [T, K local] -> [T, N], this rank's part."""
+    def __call__(self, x: Tensor, lora: LoraBatch | None, h: Tensor | None = None) -> Tensor:
+        """x [T, K local] -> [T, N], this rank's part; h, if known: `ops.lora_shrink` of x."""
         y = self.ops.linear(x, self.weight, self.bias if self.comm.rank == 0 else None)
-        self.lora.add_(y, x, lora, self.ops)
+        if lora is None or h is None:
+            self.lora.add_(y, x, lora, self.ops)
+        else:
+            self.lora.expand_(y, h, lora, self.ops)
         return y

@@ -55,3 +55,17 @@ class LoraSites:
             num_sites=len(SITES),
             spans=self.spans,
         )
+
+    def expand_(self, y: Tensor, h: Tensor, batch: LoraBatch, ops: Ops) -> None:
+        """y [T, N] += the delta of which h is the first half, as `ops.lora_shrink` returns it."""
+        ops.lora_expand_(
+            y,
+            h,
+            batch.arena,
+            batch.descriptors,
+            batch.segments,
+            layer=self.layer,
+            sites=self.sites,
+            num_sites=len(SITES),
+            spans=self.spans,
+        )

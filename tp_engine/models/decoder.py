@@ -22,6 +22,7 @@ from tp_engine.layers import (
     RowParallel,
     StepInput,
     VocabEmbedding,
+    has_deltas,
     sum_add_norm,
 )
 from tp_engine.models.rope import cos_sin_table
@@ -88,8 +89,12 @@ class Decoder:
             qkv, residual = self._project(column, delta, residual, norm, step.lora)
             delta = layer.attention(qkv, step, self._cos_sin, kv)
             column, norm = layer.mlp.gate_up, layer.post_norm
-            gate_up, residual = self._project(column, delta, residual, norm, step.lora)
-            delta = layer.mlp(gate_up, step.lora)
+            if step.lora is not None and has_deltas(step.lora):
+                x, residual = self._add_norm(delta, residual, norm)
+                delta = layer.mlp.of_rows(x, step.lora)
+            else:
+                gate_up, residual = self._project(column, delta, residual, norm, None)
+                delta = layer.mlp(gate_up, None)
         if (rows := step.logit_rows) is not None:
             delta, residual = None if delta is None else delta[rows], residual[rows]
         x, _ = self._add_norm(delta, residual, self._norm)

@@ -46,12 +46,6 @@ PLANS: dict[str, Plans] = {
             block_rows=64, block_columns=32, block_ranks=16, columns=64, warps=4, stages=2
         ),
     ),
-    "many rows, large tiles": (
-        PrefillShrinkPlan(block_rows=128, block_ranks=64, block_k=64, parts=1, warps=4, stages=2),
-        PrefillExpandPlan(
-            block_rows=128, block_columns=64, block_ranks=64, columns=64, warps=4, stages=2
-        ),
-    ),
 }
 
 
