@@ -110,6 +110,7 @@ class Decoder:
     ) -> tuple[Tensor, Tensor]:
         """``column`` of what `_add_norm` gives, and the total."""
         if part is not None and self._comm.world == 1:
+            part = self._comm.all_reduce(part)  # nothing to add, but some look at the sums
             return column.after_norm(part, residual, norm, self.spec.rms_norm_eps, lora)
         x, total = self._add_norm(part, residual, norm)
         return column(x, lora), total
