@@ -73,6 +73,12 @@ def main() -> None:
             code = run_rank(read_options(arguments))
             seconds = round(time.perf_counter() - start, 1)
             rows.append({"model": name, "dtype": dtype, "ok": code == 0, "seconds": seconds})
+            if code:  # another rank may have ended
+                return _print(rank, rows)
+    _print(rank, rows)
+
+
+def _print(rank: int, rows: list[dict[str, Any]]) -> None:
     if rank == 0:
         print(json.dumps({"checks": rows}), flush=True)
 
