@@ -191,6 +191,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     """Run the parts; 0 when all of them are well."""
     given = parse()
+    # As an exception, so that whatever runs is ended on the way out.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch:
         bench = Bench(given, Path(scratch))
