@@ -172,18 +172,8 @@ class Engine:
         self._under_way.append((ordered, sampled))
         return True
 
-    def warm_up(self) -> None:
-        """Run a short request of the base and of one adapter through all ranks, uncounted, and let
-        the ranks capture their decode steps."""
-        params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
-        before = dict(self.counters)
-        for digest in ["", *list(self.adapters)[:1]]:
-            name = f"warm-up {digest}"
-            message = Submit(request_id=name, model=name, prompt=[0], params=params, salt=name)
-            self.submit(message, digest)
-        while self._requests:
-            self.step()
-        self.counters = before
+    def capture(self) -> None:
+        """Let the ranks capture their decode steps, for the adapters that there are."""
         ranks = [adapter.max_rank for adapter in self.adapters.values()]
         plan = self._planner.control(PlanKind.CAPTURE, max_rank=max(ranks, default=0))
         self._send(plan)

@@ -36,6 +36,7 @@ from launch.bench.step_profile import mark_steps, profile_steps, table  # noqa: 
 from tp_engine import LLM, SamplingParams  # noqa: E402
 from tp_engine.engine import Engine  # noqa: E402
 from tp_engine.messages import Submit  # noqa: E402
+from tp_engine.warm_up import warm_up  # noqa: E402
 
 PROMPT_TOKENS = 128
 WARM_STEPS = 8
@@ -131,7 +132,7 @@ def measure(llm: LLM, arguments: argparse.Namespace) -> dict[str, Any]:
     wanted = [count for _, count in arguments.decode] + arguments.prefill_adapters
     adapters = register_copies(llm.rank, engine, revision, max(wanted, default=0))
     start = time.perf_counter()
-    engine.warm_up()
+    warm_up(engine, gpu=llm.rank.comm.device.type == "cuda")
     results: dict[str, Any] = {"warm_up_s": round(time.perf_counter() - start, 1)}
     results["decode"] = {
         f"{case[0]}x{case[1]}": measure_decode(engine, case, adapters, arguments)

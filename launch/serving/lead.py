@@ -39,6 +39,7 @@ from tp_engine.models import ModelSpec
 from tp_engine.plan import PlanKind
 from tp_engine.rank import Rank, build_engine, hand_out_adapters, read_adapters
 from tp_engine.service import Service, ServiceOptions
+from tp_engine.warm_up import warm_up
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +141,7 @@ class Lead:
         with phases.phase("hand out adapters"):
             hand_out_adapters(rank, engine, registry)
         with phases.phase("warm up"):
-            engine.warm_up()
+            warm_up(engine, gpu=rank.comm.device.type == "cuda")
         freeze_objects()
         engine.control(PlanKind.RETURN)
         serving_signals(self._stop.handle)

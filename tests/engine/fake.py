@@ -69,6 +69,8 @@ class FakeWorker:
         if plan.kind is PlanKind.REGISTER:
             self.images[int(plan.register[0])] = self._arrived.pop(int(plan.register[0]))
             return None
+        if plan.kind is PlanKind.CAPTURE:
+            return None
         if plan.kind is PlanKind.UNREGISTER:
             del self.images[int(plan.register[0])]
             return None

@@ -24,6 +24,7 @@ def offline_figures(
     whenever one ends the next begins, as in a closed loop of so many streams.
     """
     from tp_engine import LLM  # not above: client processes do without torch
+    from tp_engine.warm_up import warm_up
 
     parsed = read_options([*made.options(), *options], environ={}).config.engine
     config = dataclasses.replace(parsed, max_num_seqs=streams)
@@ -31,7 +32,7 @@ def offline_figures(
     model, lora = fields.pop("model"), dict(fields.pop("lora"))
     with LLM(model, lora=lora, **fields) as llm:
         assert llm.engine is not None
-        llm.engine.warm_up()
+        warm_up(llm.engine, gpu=llm.rank.comm.device.type == "cuda")
         for requests in runs:
             seconds = _generate(llm, requests)
     tokens = sum(request.tokens for request in runs[-1])

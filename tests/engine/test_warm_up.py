@@ -1,0 +1,68 @@
+"""What happens before the first request, on a fake model."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.engine.fake import FakeWorker, add_adapter, make_engine, solo, submit
+from tp_engine.params import SamplingParams
+from tp_engine.plan import NO_ADAPTER, PlanKind, StepPlan
+from tp_engine.warm_up import GPU_ROWS, split, warm_up
+
+
+def steps(worker: FakeWorker) -> Sequence[StepPlan]:
+    return [plan for plan in worker.plans if plan.kind is PlanKind.STEP]
+
+
+def rows(plan: StepPlan) -> int:
+    return int(plan.sequences.reshape(-1, 4)[:, 1].sum())
+
+
+def with_adapter(plan: StepPlan) -> bool:
+    return bool((plan.segments.reshape(-1, 2)[:, 1] != NO_ADAPTER).any())
+
+
+@pytest.mark.parametrize("max_model_len", [64, 4096])
+def test_a_gpu_sees_every_range_of_rows_with_and_without_adapters(max_model_len: int) -> None:
+    """In prompts that a short context makes several of."""
+    engine, worker = make_engine(
+        pages=600, slots=96, budget=2000, max_model_len=max_model_len, descriptor_words=5000
+    )
+    add_adapter(engine, "a")
+    warm_up(engine, gpu=True)
+    for adapter in (False, True):
+        seen = {rows(plan) for plan in steps(worker) if with_adapter(plan) == adapter}
+        assert {*GPU_ROWS, 2000} <= seen
+    assert worker.plans[-1].kind is PlanKind.CAPTURE and worker.plans[-1].max_rank == 4
+
+
+def test_a_cpu_computes_one_row_at_a_time() -> None:
+    engine, worker = make_engine()
+    add_adapter(engine, "a")
+    warm_up(engine, gpu=False)
+    assert {rows(plan) for plan in steps(worker)} == {1}
+    assert {with_adapter(plan) for plan in steps(worker)} == {False, True}
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_nothing_is_left_behind(gpu: bool) -> None:
+    engine, _ = make_engine(pages=64)
+    before = dict(engine.counters)
+    warm_up(engine, gpu=gpu)
+    assert engine.counters == before and not engine.requests
+    assert engine.pool.free == 64 and engine.check_integrity() == []
+    params = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
+    submit(engine, "r", [1, 2, 3], params)
+    tokens: list[int] = []
+    while engine.requests:
+        tokens += [token for output in engine.step() for token in output.tokens]  # type: ignore[union-attr]  # none fails
+    assert tokens == solo("", [1, 2, 3], params)
+
+
+@given(st.integers(1, 10_000), st.integers(1, 300))
+def test_split_keeps_the_sum_and_the_limit(count: int, longest: int) -> None:
+    lengths = split(count, longest)
+    assert sum(lengths) == count and max(lengths) <= longest
+    assert min(lengths) >= 1 and max(lengths) - min(lengths) <= 1

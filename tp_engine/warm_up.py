@@ -1,0 +1,58 @@
+"""What happens once before the first request, so that no request pays for it.
+
+On a GPU kernels are compiled when they are first launched, each kind for several ranges of rows;
+a compilation takes a second, in which no token is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from tp_engine.engine import Engine
+from tp_engine.messages import Submit
+from tp_engine.params import SamplingParams
+
+GPU_ROWS = (1, 24, 100, 250, 700, 1500)
+"""Rows of a step, one for each range that a kernel treats in its own way."""
+OUTPUT_TOKENS = 2
+_GREEDY = SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=True)
+_DRAWN = msgspec.structs.replace(_GREEDY, temperature=1.0, top_p=0.9, seed=0)
+
+
+def warm_up(engine: Engine, *, gpu: bool) -> None:
+    """Run steps of the base and of one adapter through all ranks, uncounted, and let the ranks
+    capture their decode steps.
+
+    Args:
+        gpu: do it for every range of rows that kernels are compiled for, not just for one row.
+    """
+    rows = (*GPU_ROWS, engine.limits.max_num_batched_tokens) if gpu else (1,)
+    before = dict(engine.counters)
+    for count in rows:
+        for digest in ["", *list(engine.adapters)[:1]]:
+            for message in _prompts(engine, count, digest):
+                engine.submit(message, digest)
+            while engine.requests:
+                engine.step()
+    while engine.prefix.evictable():
+        engine.prefix.evict_oldest()
+    engine.counters.update(before)
+    engine.capture()
+
+
+def _prompts(engine: Engine, rows: int, digest: str) -> Iterator[Submit]:
+    """Requests of so many prompt tokens in all, the first one drawn, the others greedy."""
+    longest = max(1, engine.context - OUTPUT_TOKENS)
+    for number, length in enumerate(split(rows, longest)):
+        name = f"warm-up {digest} {rows} {number}"
+        params = _GREEDY if number else _DRAWN
+        # A salt of its own: none of it is found in the prefix cache by another.
+        yield Submit(request_id=name, model=name, prompt=[0] * length, params=params, salt=name)
+
+
+def split(rows: int, longest: int) -> Sequence[int]:
+    """Lengths of at most ``longest``, as equal as can be, that make ``rows`` together."""
+    parts = -(-rows // longest)
+    return [rows // parts + (part < rows % parts) for part in range(parts)]
