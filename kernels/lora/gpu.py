@@ -79,7 +79,6 @@ def lora_shrink(
             h.stride(1),
             *padded(heads),
             SITES=len(heads),
-            STEPS=plan.steps,
             BLOCK_SEGMENTS=block_segments,
             BLOCK_ROWS=plan.block_rows,
             BLOCK_RANKS=plan.block_ranks,
@@ -87,7 +86,7 @@ def lora_shrink(
             ITEM=x.element_size(),
             PRECISION="ieee",
             USE_DOT=plan.dot,
-            num_stages=plan.stages,
+            num_stages=1,
             **launch_options(x.device, plan.warps),
         )
     return h
@@ -129,7 +128,7 @@ def lora_expand_(
         chosen = plan or plan_expand(rows, segments, max(widths), y.dtype)
         tiles, row_tiles, block_segments = row_grid(segments, rows, chosen.block_rows)
         vector = math.gcd(16, *starts, *widths)
-        columns = sum(triton.cdiv(width, chosen.columns) for width in widths)
+        columns = sum(triton.cdiv(width, chosen.block_columns) for width in widths)
         expand_kernel[(columns, tiles)](
             y,
             parts[:, at],
@@ -152,7 +151,6 @@ def lora_expand_(
             BLOCK_ROWS=chosen.block_rows,
             BLOCK_RANKS=chosen.block_ranks,
             BLOCK_N=chosen.block_columns,
-            COLUMN_TILES=chosen.column_tiles,
             VECTOR=vector,
             ITEM=y.element_size(),
             PRECISION=PRECISION[y.dtype],

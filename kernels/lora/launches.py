@@ -1,12 +1,12 @@
 """What the launchers of the LoRA kernels share."""
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 
 import torch
 import triton
 
 from kernels.lora import LoraSegments
+from kernels.overlap import overlaps
 
 SITES_PER_LAUNCH = 3
 PRECISION = {torch.float16: "tf32x3", torch.bfloat16: "halves", torch.float32: "ieee"}
@@ -41,21 +41,14 @@ def row_grid(segments: LoraSegments, rows: int, block_rows: int) -> tuple[int, i
 
 def launch_options(device: torch.device, warps: int) -> dict[str, int | bool]:
     """Return what the launcher and the kernel need to know of the device."""
-    overlap = can_overlap(device)
+    overlap = overlaps(device)
     options = {"num_warps": warps, "USE_PDL": overlap, "enable_fp_fusion": True}
     return {**options, "launch_pdl": True} if overlap else options
-
-
-@lru_cache
-def can_overlap(device: torch.device) -> bool:
-    """Whether a launch may begin before the one before it has ended (Hopper and later)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 __all__ = [
     "PRECISION",
     "SITES_PER_LAUNCH",
-    "can_overlap",
     "launch_options",
     "launches",
     "padded",

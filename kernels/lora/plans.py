@@ -35,18 +35,14 @@ class ShrinkPlan:
     block_ranks: int
     """Rank-rows a program, of all the launch's sites; at least 16 with `dot`."""
     block_k: int
-    """In-features a step; at least 16 with `dot`."""
-    steps: int
-    """Steps a program; 1 without `dot`. One step lets A be read before x is there."""
+    """In-features a program; at least 16 with `dot`."""
     dot: bool
     """Tensor cores."""
     warps: int
-    stages: int = 1
-    """Steps of which loads are in flight."""
 
     def parts(self, width: int) -> int:
         """Return how many programs share a sum over `width` in-features, at least 1."""
-        return max(1, -(-width // (self.steps * self.block_k)))
+        return max(1, -(-width // self.block_k))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,19 +52,12 @@ class ExpandPlan:
     block_rows: int
     """Rows a program."""
     block_columns: int
-    """Out-features a tile."""
+    """Out-features a program."""
     block_ranks: int
     """Rank-rows a turn of the loop over an adapter's own rank; at least 16 with `dot`."""
     dot: bool
     """Tensor cores."""
     warps: int
-    column_tiles: int = 1
-    """Tiles of a program, one after the other, the next one's loads under way."""
-
-    @property
-    def columns(self) -> int:
-        """Out-features a program."""
-        return self.column_tiles * self.block_columns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,13 +122,10 @@ def plan_shrink(
             block_rows=_power(1, min(longest, SUM_TILE)),
             block_ranks=16,
             block_k=block_k,
-            steps=1,
             dot=False,
             warps=warps,
         )
-    return ShrinkPlan(
-        block_rows=16, block_ranks=16, block_k=block_k, steps=1, dot=True, warps=warps
-    )
+    return ShrinkPlan(block_rows=16, block_ranks=16, block_k=block_k, dot=True, warps=warps)
 
 
 def plan_expand(rows: int, segments: LoraSegments, width: int, dtype: torch.dtype) -> ExpandPlan:

@@ -34,23 +34,22 @@ def _find_columns(
     width2,
     SITES: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    COLUMN_TILES: tl.constexpr,
     VECTOR: tl.constexpr,
 ):
-    """Return (site, its first column in y, the program's first columns in the site, its width).
+    """Return (site, its first column in y, the program's columns in the site, its width).
 
     Starts and widths come in units of VECTOR columns, so that wide loads are known to be aligned.
     """
     tile = tl.program_id(0)
-    end0 = tl.cdiv(width0 * VECTOR, COLUMN_TILES * BLOCK_N)
-    end1 = end0 + tl.cdiv(width1 * VECTOR, COLUMN_TILES * BLOCK_N)
+    end0 = tl.cdiv(width0 * VECTOR, BLOCK_N)
+    end1 = end0 + tl.cdiv(width1 * VECTOR, BLOCK_N)
     site = (tile >= end0).to(tl.int32)
     if SITES > 2:
         site += (tile >= end1).to(tl.int32)
     start = choose(site, start0, start1, start2, SITES) * VECTOR
     width = choose(site, width0, width1, width2, SITES) * VECTOR
     within = tile - choose(site, 0, end0, end1, SITES)
-    n = within * (COLUMN_TILES * BLOCK_N) + tl.arange(0, BLOCK_N)
+    n = within * BLOCK_N + tl.arange(0, BLOCK_N)
     return site, start, n, width
 
 
@@ -154,7 +153,6 @@ def expand_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_RANKS: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    COLUMN_TILES: tl.constexpr,
     VECTOR: tl.constexpr,
     ITEM: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -169,7 +167,7 @@ def expand_kernel(
         begin(USE_PDL)
         return
     site, start, n, width = _find_columns(
-        start0, start1, start2, width0, width1, width2, SITES, BLOCK_N, COLUMN_TILES, VECTOR
+        start0, start1, start2, width0, width1, width2, SITES, BLOCK_N, VECTOR
     )
     p_record = p_descriptors + number
     o_head = choose(site, o_head0, o_head1, o_head2, SITES)
@@ -190,61 +188,40 @@ def expand_kernel(
         b_y = tl.load(p_out + n[None, :], mask=m_t[:, None] & (n < width)[None, :], other=0.0)
         p_rows = p_h + t.to(tl.int64) * max_rank
         b_h = _sum_rows(p_rows, m_t, r, stride_part, PARTS, BLOCK_RANKS)
-        for column in range(COLUMN_TILES):
-            m_n = (n < width)[None, :]
-            if COLUMN_TILES > 1:
-                n_ahead = n + BLOCK_N
-                m_ahead = (n_ahead < tl.where(column + 1 < COLUMN_TILES, width, 0))[None, :]
-                b_ahead = tl.load(p_b + n_ahead[None, :], mask=m_b & m_ahead, other=0.0)
-                m_ahead = m_t[:, None] & m_ahead
-                b_y_ahead = tl.load(p_out + n_ahead[None, :], mask=m_ahead, other=0.0)
-            b_delta = multiply(b_h, b_b, PRECISION)
-            if USE_TURNS:
-                for rank in range(BLOCK_RANKS, r, BLOCK_RANKS):
-                    p_turn, m_turn = find_b(
-                        p_words, p_arena.to(p_y.dtype), r, rank, BLOCK_RANKS, ITEM
-                    )
-                    b_turn = tl.load(p_turn + n[None, :], mask=m_turn & m_n, other=0.0)
-                    b_more = _sum_rows(
-                        p_rows + rank, m_t, r - rank, stride_part, PARTS, BLOCK_RANKS
-                    )
-                    b_delta += multiply(b_more, b_turn, PRECISION)
-            b_out = (b_y.to(tl.float32) + scale * b_delta).to(p_y.dtype.element_ty)
-            tl.store(p_out + n[None, :], b_out, mask=m_t[:, None] & m_n)
-            if COLUMN_TILES > 1:
-                n, b_b, b_y = n_ahead, b_ahead, b_y_ahead
+        m_n = (n < width)[None, :]
+        b_delta = multiply(b_h, b_b, PRECISION)
+        if USE_TURNS:
+            for rank in range(BLOCK_RANKS, r, BLOCK_RANKS):
+                p_turn, m_turn = find_b(p_words, p_arena.to(p_y.dtype), r, rank, BLOCK_RANKS, ITEM)
+                b_turn = tl.load(p_turn + n[None, :], mask=m_turn & m_n, other=0.0)
+                b_more = _sum_rows(p_rows + rank, m_t, r - rank, stride_part, PARTS, BLOCK_RANKS)
+                b_delta += multiply(b_more, b_turn, PRECISION)
+        b_out = (b_y.to(tl.float32) + scale * b_delta).to(p_y.dtype.element_ty)
+        tl.store(p_out + n[None, :], b_out, mask=m_t[:, None] & m_n)
     else:
         p_out = p_y + first.to(tl.int64) * stride_y
         p_row = p_h + first.to(tl.int64) * max_rank
         b_y0 = tl.load(p_out + n, mask=n < width, other=0.0)
         b_h0 = _sum_row(p_row, r, stride_part, PARTS, BLOCK_RANKS)
-        for column in range(COLUMN_TILES):
-            if COLUMN_TILES > 1:
-                n_ahead = n + BLOCK_N
-                m_ahead = n_ahead < tl.where(column + 1 < COLUMN_TILES, width, 0)
-                b_ahead = tl.load(p_b + n_ahead[None, :], mask=m_b & m_ahead[None, :], other=0.0)
-                b_y_ahead = tl.load(p_out + n_ahead, mask=m_ahead, other=0.0)
-            _add_rows(
-                p_out,
-                p_row,
-                p_words,
-                p_arena.to(p_y.dtype),
-                b_y0,
-                b_h0,
-                b_b,
-                first,
-                stop,
-                r,
-                scale,
-                n,
-                width,
-                stride_y,
-                stride_part,
-                max_rank,
-                PARTS,
-                BLOCK_RANKS,
-                ITEM,
-                USE_TURNS,
-            )
-            if COLUMN_TILES > 1:
-                n, b_b, b_y0 = n_ahead, b_ahead, b_y_ahead
+        _add_rows(
+            p_out,
+            p_row,
+            p_words,
+            p_arena.to(p_y.dtype),
+            b_y0,
+            b_h0,
+            b_b,
+            first,
+            stop,
+            r,
+            scale,
+            n,
+            width,
+            stride_y,
+            stride_part,
+            max_rank,
+            PARTS,
+            BLOCK_RANKS,
+            ITEM,
+            USE_TURNS,
+        )

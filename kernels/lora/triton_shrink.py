@@ -1,6 +1,6 @@
 """h = x A^T of each row's own adapter, as parts of the sum over K.
 
-program (part, tile, block): rows of one segment x rank-rows of one adapter x STEPS * BLOCK_K
+program (part, tile, block): rows of one segment x rank-rows of one adapter x BLOCK_K
 rank-rows of a launch's sites stand in one row:  [ site 0: r0 | site 1: r1 | site 2: r2 ]
                                                  [ block 0 | block 1 | ...
 """
@@ -14,30 +14,6 @@ _VARYING = [
     *("num_segments", "row_tiles", "stride_part", "stride_site"),
     *("o_head0", "o_head1", "o_head2"),
 ]
-
-
-@triton.jit
-def _sum_steps(
-    p_x,
-    p_a,
-    m_rows,
-    m_ranks,
-    start,
-    K,
-    STEPS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_RANKS: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Return float32 [rows, ranks]: the product over STEPS blocks of K."""
-    b_h = tl.zeros((BLOCK_ROWS, BLOCK_RANKS), dtype=tl.float32)
-    for step in range(STEPS):
-        k = start + step * BLOCK_K + tl.arange(0, BLOCK_K)
-        b_a = tl.load(p_a + k[None, :], mask=m_ranks[:, None] & (k < K)[None, :], other=0.0)
-        b_x = tl.load(p_x + k[None, :], mask=m_rows[:, None] & (k < K)[None, :], other=0.0)
-        b_h = tl.dot(b_x, tl.trans(b_a), b_h, input_precision=PRECISION)
-    return b_h
 
 
 @triton.jit(do_not_specialize=_VARYING)
@@ -59,7 +35,6 @@ def shrink_kernel(
     o_head1,
     o_head2,
     SITES: tl.constexpr,
-    STEPS: tl.constexpr,
     BLOCK_SEGMENTS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_RANKS: tl.constexpr,
@@ -81,8 +56,7 @@ def shrink_kernel(
     )
     m_ranks = row < end
     part = tl.program_id(0)
-    start = part * (STEPS * BLOCK_K)
-    k = start + tl.arange(0, BLOCK_K)
+    k = part * BLOCK_K + tl.arange(0, BLOCK_K)
     m_k = k < K
     p_a = p_arena.to(p_x.dtype) + read_offsets(p_words, m_ranks, ITEM)[:, None]
     p_out = p_h + part.to(tl.int64) * stride_part + site.to(tl.int64) * stride_site + place
@@ -90,26 +64,10 @@ def shrink_kernel(
         t = first + tl.arange(0, BLOCK_ROWS)
         m_t = t < stop
         p_rows = p_x + t.to(tl.int64)[:, None] * stride_x
-        if STEPS == 1:
-            b_a = tl.load(p_a + k[None, :], mask=m_ranks[:, None] & m_k[None, :], other=0.0)
-            begin(USE_PDL)
-            b_x = tl.load(p_rows + k[None, :], mask=m_t[:, None] & m_k[None, :], other=0.0)
-            b_h = tl.dot(b_x, tl.trans(b_a), input_precision=PRECISION)
-        else:
-            begin(USE_PDL)
-            b_h = _sum_steps(
-                p_rows,
-                p_a,
-                m_t,
-                m_ranks,
-                start,
-                K,
-                STEPS,
-                BLOCK_ROWS,
-                BLOCK_RANKS,
-                BLOCK_K,
-                PRECISION,
-            )
+        b_a = tl.load(p_a + k[None, :], mask=m_ranks[:, None] & m_k[None, :], other=0.0)
+        begin(USE_PDL)
+        b_x = tl.load(p_rows + k[None, :], mask=m_t[:, None] & m_k[None, :], other=0.0)
+        b_h = tl.dot(b_x, tl.trans(b_a), input_precision=PRECISION)
         p_out = p_out[None, :] + t.to(tl.int64)[:, None] * max_rank
         tl.store(p_out, b_h, mask=m_t[:, None] & m_ranks[None, :])
     else:

@@ -148,7 +148,7 @@ def measure(bench: Bench, case: Case, deadline: float) -> dict[str, Any]:
     results["turning"] = round(bench.turning(step, MODULES), 1)
     two: dict[str, Plans] = {module.name: TWO_LAUNCHES for module in MODULES}
     results["two"] = round(bench.cold(step, two), 1)
-    with patch.object(launches, "can_overlap", lambda device: False):
+    with patch.object(launches, "overlaps", lambda device: False):
         results["no_overlap"] = round(bench.cold(step), 1)
     if case.target and time.monotonic() < deadline:
         best, lines = tune(bench, step, deadline)

@@ -128,7 +128,7 @@ def test_launches_that_overlap_equal_launches_that_do_not(
         return out
 
     overlapping = chain()
-    monkeypatch.setattr(launches, "can_overlap", lambda device: False)
+    monkeypatch.setattr(launches, "overlaps", lambda device: False)
     assert bits(overlapping.cpu()) == bits(chain().cpu())
     first = run(x, y, memory)
     monkeypatch.undo()

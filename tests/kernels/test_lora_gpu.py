@@ -31,16 +31,12 @@ Plans = tuple[ShrinkPlan | PrefillShrinkPlan | None, ExpandPlan | PrefillExpandP
 PLANS: dict[str, Plans] = {
     "chosen": (None, None),
     "sums": (
-        ShrinkPlan(block_rows=2, block_ranks=16, block_k=128, steps=1, dot=False, warps=4),
-        ExpandPlan(
-            block_rows=4, block_columns=64, block_ranks=16, dot=False, warps=4, column_tiles=4
-        ),
+        ShrinkPlan(block_rows=2, block_ranks=16, block_k=128, dot=False, warps=4),
+        ExpandPlan(block_rows=4, block_columns=64, block_ranks=16, dot=False, warps=4),
     ),
     "tiles": (
-        ShrinkPlan(block_rows=16, block_ranks=16, block_k=256, steps=1, dot=True, warps=4),
-        ExpandPlan(
-            block_rows=16, block_columns=128, block_ranks=16, dot=True, warps=4, column_tiles=3
-        ),
+        ShrinkPlan(block_rows=16, block_ranks=16, block_k=256, dot=True, warps=4),
+        ExpandPlan(block_rows=16, block_columns=128, block_ranks=16, dot=True, warps=4),
     ),
     "many rows": (
         PrefillShrinkPlan(block_rows=64, block_ranks=64, block_k=32, parts=3, warps=4, stages=3),
@@ -186,7 +182,7 @@ def test_launches_that_overlap_equal_launches_that_do_not(
         return out
 
     overlapping = chain()
-    monkeypatch.setattr(launches, "can_overlap", lambda device: False)
+    monkeypatch.setattr(launches, "overlaps", lambda device: False)
     assert bits(overlapping.cpu()) == bits(chain().cpu())
     h, first = run(x, y, memory)
     monkeypatch.undo()

@@ -21,24 +21,20 @@ Plans = tuple[ShrinkPlan | PrefillShrinkPlan | None, ExpandPlan | PrefillExpandP
 PLANS: dict[str, Plans] = {
     "chosen": (None, None),
     "one row": (
-        ShrinkPlan(block_rows=1, block_ranks=16, block_k=64, steps=1, dot=False, warps=4),
+        ShrinkPlan(block_rows=1, block_ranks=16, block_k=64, dot=False, warps=4),
         ExpandPlan(block_rows=1, block_columns=64, block_ranks=16, dot=False, warps=4),
     ),
     "few rows": (
-        ShrinkPlan(block_rows=4, block_ranks=16, block_k=64, steps=1, dot=False, warps=4),
-        ExpandPlan(
-            block_rows=2, block_columns=16, block_ranks=8, dot=False, warps=4, column_tiles=2
-        ),
+        ShrinkPlan(block_rows=4, block_ranks=16, block_k=64, dot=False, warps=4),
+        ExpandPlan(block_rows=2, block_columns=16, block_ranks=8, dot=False, warps=4),
     ),
     "tensor cores": (
-        ShrinkPlan(block_rows=16, block_ranks=16, block_k=16, steps=1, dot=True, warps=4),
+        ShrinkPlan(block_rows=16, block_ranks=16, block_k=16, dot=True, warps=4),
         ExpandPlan(block_rows=16, block_columns=64, block_ranks=16, dot=True, warps=4),
     ),
-    "steps": (
-        ShrinkPlan(block_rows=16, block_ranks=64, block_k=16, steps=3, dot=True, warps=4),
-        ExpandPlan(
-            block_rows=32, block_columns=16, block_ranks=16, dot=True, warps=4, column_tiles=3
-        ),
+    "many rank-rows": (
+        ShrinkPlan(block_rows=16, block_ranks=64, block_k=16, dot=True, warps=4),
+        ExpandPlan(block_rows=32, block_columns=16, block_ranks=16, dot=True, warps=4),
     ),
     "many rows": (
         PrefillShrinkPlan(block_rows=64, block_ranks=32, block_k=16, parts=3, warps=4, stages=2),
