@@ -23,10 +23,18 @@ from typing import IO
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = {
     "nf4": ("test_nf4_gpu.py", "shape2 or shape3 or begin_inside or unpacked"),
+    "few": ("test_nf4_gpu.py", "norm_linear and shape2 or few_rows"),
+    "wide": ("test_nf4_gpu.py", "product_for_many_rows and shape2"),
     "lora": ("test_lora_gpu.py", "equals_reference and bfloat16"),
+    "one-launch": ("test_lora_add_gpu.py", "equals_reference and bfloat16"),
+    "long": ("test_lora_prefill_gpu.py", "skewed and bfloat16"),
+    "silu": ("test_lora_silu_gpu.py", "skewed and bfloat16"),
     "attention": ("test_attention_gpu.py", "equals_reference and 128-None-dtype2"),
     "window": ("test_attention_gpu.py", "equals_reference and 80-100-dtype2"),
+    "rotate": ("test_attention_gpu.py", "rotate_attend and dtype2 and 128"),
+    "hopper": ("test_attention_gpu.py", "hopper"),
     "small": ("test_attention_gpu.py", "(rotate_store or small_ops) and dtype2"),
+    "draw": ("test_sampling_gpu.py", "(greedy or draws) and bfloat16"),
 }
 """File and selection by family."""
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
