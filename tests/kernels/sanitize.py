@@ -31,7 +31,7 @@ TESTS = {
     "silu": ("test_lora_silu_gpu.py", "skewed and bfloat16"),
     "attention": ("test_attention_gpu.py", "equals_reference and 128-None-dtype2"),
     "window": ("test_attention_gpu.py", "equals_reference and 80-100-dtype2"),
-    "rotate": ("test_attention_gpu.py", "rotate_attend and dtype2 and 128"),
+    "rotate": ("test_attention_gpu.py", "rotate_attend and 128-False-None"),
     "hopper": ("test_attention_gpu.py", "hopper"),
     "small": ("test_attention_gpu.py", "(rotate_store or small_ops) and dtype2"),
     "draw": ("test_sampling_gpu.py", "(greedy or draws) and bfloat16"),
