@@ -45,62 +45,76 @@ def add_(
     check_sites(sites, num_sites)
     check_spans(y, sites, spans)
     rows, width = x.shape
-    tiles = segments.tiles
-    assert tiles is not None
+    assert segments.tiles is not None
     if x.dtype not in PRECISION:
         reject("x", f"of dtype {', '.join(map(str, PRECISION))}", x)
     if y.dtype != x.dtype or y.shape[0] != rows or (y.numel() and y.stride(1) != 1):
         reject("y", f"{x.dtype} [{rows}, N] of contiguous rows", y)
-    if not (rows and segments.max_rank and len(tiles)):
+    if not (rows and segments.max_rank and len(segments.tiles)):
         return
     x = x if x.stride(1) == 1 else x.contiguous()
     plan = plan or plan_add(rows, width, segments.max_rank)
+    for at in launches(len(sites)):
+        if any(size for _, size in spans[at]):
+            heads = [2 * (layer * num_sites + site) for site in sites[at]]
+            _launch(y, x, arena, descriptors, segments, heads, spans[at], plan)
+
+
+def _launch(
+    y: Tensor,
+    x: Tensor,
+    arena: Tensor,
+    descriptors: Tensor,
+    segments: LoraSegments,
+    heads: list[int],
+    spans: tuple[tuple[int, int], ...],
+    plan: AddPlan,
+) -> None:
+    """Launch once, for up to three sites, whose heads are words of a record."""
+    tiles, (rows, width) = segments.tiles, x.shape
+    assert tiles is not None
+    starts, widths = zip(*spans, strict=True)
+    vector = math.gcd(16, *starts, *widths)
     parts, capacity = plan.parts(width), len(tiles)
     room = RANKS.value * triton.cdiv(segments.max_rank, RANKS.value)
-    for at in launches(len(sites)):
-        starts, widths = zip(*spans[at], strict=True)
-        if not any(widths):
-            continue
-        heads = [2 * (layer * num_sites + site) for site in sites[at]]
-        vector = math.gcd(16, *starts, *widths)
-        shrinks = min(plan.programs, capacity * len(heads) * parts)
-        blocks = sum(triton.cdiv(width, plan.columns) for width in widths)
-        exchange = exchange_memory(x.device, len(heads) * rows * parts * room)
-        add_kernel[(shrinks + min(plan.programs, capacity * blocks),)](
-            x,
-            y,
-            arena,
-            tiles,
-            descriptors,
-            exchange[COUNTER_WORDS:],
-            exchange,
-            capacity,
-            rows,
-            shrinks,
-            segments.max_rank,
-            room,
-            width,
-            x.stride(0),
-            y.stride(0),
-            *padded(heads),
-            *padded([start // vector for start in starts]),
-            *padded([width // vector for width in widths]),
-            SITES=len(heads),
-            PARTS=parts,
-            SHRINK_STEPS=plan.shrink_steps,
-            EXPAND_STEPS=plan.expand_steps,
-            BLOCK_K=plan.block_k,
-            EVEN_K=width == parts * plan.block_k * plan.shrink_steps,
-            BLOCKS=plan.blocks,
-            VECTOR=vector,
-            ITEM=x.element_size(),
-            PRECISION=PRECISION[x.dtype],
-            ONE_ROW=rows == 1,
-            USE_TURNS=segments.max_rank > RANKS.value,
-            num_stages=1,
-            maxnreg=plan.registers,
-            **launch_options(x.device, 1),
-        )
+    shrinks = min(plan.programs, capacity * len(heads) * parts)
+    blocks = sum(triton.cdiv(size, plan.columns) for size in widths)
+    exchange = exchange_memory(x.device, len(heads) * rows * parts * room)
+    add_kernel[(shrinks + min(plan.programs, capacity * blocks),)](
+        x,
+        y,
+        arena,
+        tiles,
+        descriptors,
+        exchange[COUNTER_WORDS:],
+        exchange,
+        capacity,
+        rows,
+        shrinks,
+        segments.max_rank,
+        room,
+        width,
+        x.stride(0),
+        y.stride(0),
+        *padded(heads),
+        *padded([start // vector for start in starts]),
+        *padded([size // vector for size in widths]),
+        SITES=len(heads),
+        PARTS=parts,
+        SHRINK_STEPS=plan.shrink_steps,
+        EXPAND_STEPS=plan.expand_steps,
+        BLOCK_K=plan.block_k,
+        EVEN_K=width == parts * plan.block_k * plan.shrink_steps,
+        BLOCKS=plan.blocks,
+        VECTOR=vector,
+        ITEM=x.element_size(),
+        PRECISION=PRECISION[x.dtype],
+        ONE_ROW=rows == 1,
+        USE_TURNS=segments.max_rank > RANKS.value,
+        num_stages=1,
+        maxnreg=plan.registers,
+        **launch_options(x.device, 1),
+    )
 
 
 def exchange_memory(device: torch.device, words: int) -> Tensor:

@@ -121,44 +121,58 @@ def lora_expand_(
         prefill.expand_(y, parts, arena, descriptors, segments, **where, plan=plan)
         return
     for at in launches(len(sites)):
-        starts, widths = zip(*spans[at], strict=True)
-        if not any(widths):
-            continue
-        heads = [2 * (layer * num_sites + site) for site in sites[at]]
-        chosen = plan or plan_expand(rows, segments, max(widths), y.dtype)
-        tiles, row_tiles, block_segments = row_grid(segments, rows, chosen.block_rows)
-        vector = math.gcd(16, *starts, *widths)
-        columns = sum(triton.cdiv(width, chosen.block_columns) for width in widths)
-        expand_kernel[(columns, tiles)](
-            y,
-            parts[:, at],
-            arena,
-            descriptors,
-            segments.offsets,
-            segments.descriptors,
-            len(segments.descriptors),
-            row_tiles,
-            segments.max_rank,
-            y.stride(0),
-            parts.stride(0),
-            parts.stride(1),
-            *padded(heads),
-            *padded([start // vector for start in starts]),
-            *padded([width // vector for width in widths]),
-            SITES=len(heads),
-            PARTS=parts.shape[0],
-            BLOCK_SEGMENTS=block_segments,
-            BLOCK_ROWS=chosen.block_rows,
-            BLOCK_RANKS=chosen.block_ranks,
-            BLOCK_N=chosen.block_columns,
-            VECTOR=vector,
-            ITEM=y.element_size(),
-            PRECISION=PRECISION[y.dtype],
-            USE_DOT=chosen.dot,
-            USE_TURNS=segments.max_rank > chosen.block_ranks,
-            num_stages=1,
-            **launch_options(y.device, chosen.warps),
-        )
+        if any(size for _, size in spans[at]):
+            heads = [2 * (layer * num_sites + site) for site in sites[at]]
+            _launch_expand(y, parts[:, at], arena, descriptors, segments, heads, spans[at], plan)
+
+
+def _launch_expand(
+    y: Tensor,
+    parts: Tensor,
+    arena: Tensor,
+    descriptors: Tensor,
+    segments: LoraSegments,
+    heads: list[int],
+    spans: tuple[tuple[int, int], ...],
+    plan: ExpandPlan | None,
+) -> None:
+    """Launch once, for up to three sites, whose heads are words of a record."""
+    rows = y.shape[0]
+    starts, widths = zip(*spans, strict=True)
+    chosen = plan or plan_expand(rows, segments, max(widths), y.dtype)
+    tiles, row_tiles, block_segments = row_grid(segments, rows, chosen.block_rows)
+    vector = math.gcd(16, *starts, *widths)
+    columns = sum(triton.cdiv(width, chosen.block_columns) for width in widths)
+    expand_kernel[(columns, tiles)](
+        y,
+        parts,
+        arena,
+        descriptors,
+        segments.offsets,
+        segments.descriptors,
+        len(segments.descriptors),
+        row_tiles,
+        segments.max_rank,
+        y.stride(0),
+        parts.stride(0),
+        parts.stride(1),
+        *padded(heads),
+        *padded([start // vector for start in starts]),
+        *padded([width // vector for width in widths]),
+        SITES=len(heads),
+        PARTS=parts.shape[0],
+        BLOCK_SEGMENTS=block_segments,
+        BLOCK_ROWS=chosen.block_rows,
+        BLOCK_RANKS=chosen.block_ranks,
+        BLOCK_N=chosen.block_columns,
+        VECTOR=vector,
+        ITEM=y.element_size(),
+        PRECISION=PRECISION[y.dtype],
+        USE_DOT=chosen.dot,
+        USE_TURNS=segments.max_rank > chosen.block_ranks,
+        num_stages=1,
+        **launch_options(y.device, chosen.warps),
+    )
 
 
 def lora_add_(
