@@ -1,6 +1,8 @@
 """Times candidate configurations of the NF4 product on this GPU, all shapes of Llama-3.1-8B.
 
-    python -m launch.bench.tune_nf4 --table kernels/nf4/tuned.py
+    python -m launch.bench.tune_nf4 --ranks 1 2 --table kernels/nf4/tuned.py
+
+``--ranks``: as cut over so many ranks. The table keeps what isn't measured again.
 
 Kernels are compiled first, by as many processes as there are cores. A configuration whose result
 isn't near the float32 product is reported and left out.
@@ -12,7 +14,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from functools import partial
 from itertools import product
@@ -32,11 +34,13 @@ from kernels.nf4.gemm import GemmConfig, OutOfResources, multiply
 from kernels.nf4.gpu import linear
 from kernels.nf4.packed import COLUMNS, ROWS
 from kernels.nf4.packed_weight import PackedNF4
+from kernels.nf4.tuned import FEW, TUNED, WIDE
 from kernels.nf4.wide import multiply_wide
 from kernels.nf4.wide_config import WideConfig
 from launch.bench.nf4_candidates import candidates, few_candidates, wide_candidates
 
 Config = GemmConfig | WideConfig | FewConfig
+Row = tuple[int, tuple[int, int], tuple[int, ...]]
 KINDS: dict[type[Config], str] = {GemmConfig: "gemm", WideConfig: "wide", FewConfig: "few"}
 
 SHAPES = {
@@ -45,8 +49,15 @@ SHAPES = {
     "gate_up": (28672, 4096),
     "down": (4096, 14336),
 }
+ROW_PARALLEL = ("o", "down")
 _BEYOND_L2 = 160 << 20
 _LAUNCHES = 24
+
+
+def shape_of(name: str, ranks: int) -> tuple[int, int]:
+    """(features, columns) of a rank's part."""
+    features, columns = SHAPES[name]
+    return (features, columns // ranks) if name in ROW_PARALLEL else (features // ranks, columns)
 
 
 def random_packed(rows: int, columns: int) -> PackedNF4:
@@ -134,9 +145,9 @@ def _product(x: Tensor, every: list[PackedNF4], config: Config, i: int) -> Tenso
     return multiply(x, every[i], None, config)
 
 
-def tune(name: str, m: int) -> dict[str, Any]:
+def tune(name: str, shape: tuple[int, int], m: int) -> dict[str, Any]:
     """Return the times of all candidates of one shape and the library's."""
-    rows, columns = SHAPES[name]
+    rows, columns = shape
     w = random_packed(rows, columns)
     x = torch.randn(m, columns, device="cuda").bfloat16()
     dense = dequantize(w, torch.bfloat16)
@@ -159,13 +170,13 @@ def tune(name: str, m: int) -> dict[str, Any]:
         kind = KINDS[type(config)]
         results.append({"us": round(time, 2), "error": round(error, 5), kind: asdict(config)})
     results.sort(key=lambda r: r["us"])
-    return {"shape": name, "m": m, "cublas_us": round(base, 2), "results": results}
+    return {"name": name, "shape": shape, "m": m, "cublas_us": round(base, 2), "results": results}
 
 
 def report(found: dict[str, Any], show: int) -> None:
     """Print the best of one shape."""
     base = found["cublas_us"]
-    print(f"{found['shape']} M={found['m']} cublas {base} us")
+    print(f"{found['name']} {found['shape']} M={found['m']} cublas {base} us")
     for r in found["results"][:show]:
         print(
             f"   {r['us']:7.2f} us {base / r['us']:5.2f}x err {r['error']:.4f} "
@@ -206,48 +217,55 @@ def report_expansion() -> None:
 
 
 def write_table(found: list[dict[str, Any]], path: Path) -> None:
-    """Write `kernels/nf4/tuned.py` anew."""
-    header = "tuple[tuple[int, tuple[int, int], tuple[int, ...]], ...]"
-    lines = [
-        '"""Measured configurations: written by `python -m launch.bench.tune_nf4 --table`."""',
-        "",
-        f"TUNED: {header} = (",
-    ]
-    for entry in found:
-        best = next(result["gemm"] for result in entry["results"] if "gemm" in result)
-        if entry["m"] not in range(2, 8):  # one row's are taken for up to 8
-            lines.append(_row(max(8, entry["m"]), entry, best, FIELDS))
-    lines += [")", '"""(rows, (features, columns), `choice.FIELDS`)."""', "", f"WIDE: {header} = ("]
-    for entry in found:
-        best = entry["results"][0]
-        if "wide" in best:
-            lines.append(_row(max(8, entry["m"]), entry, best["wide"], WIDE_FIELDS))
-    lines += [
-        ")",
-        '"""(rows, (features, columns), `choice.WIDE_FIELDS`), where faster than TUNED."""',
-        "",
-        f"FEW: {header} = (",
-    ]
-    for entry in found:
-        best = entry["results"][0]
-        if "few" in best:
-            lines.append(_row(entry["m"], entry, best["few"], FEW_FIELDS))
-    lines += [
-        ")",
-        '"""(rows, (features, columns), `few_choice.FEW_FIELDS`), where faster than both."""',
-        "",
-    ]
-    path.write_text("\n".join(lines))
+    """Write `kernels/nf4/tuned.py` anew; rows of what wasn't measured stay as they are."""
+    many = [entry for entry in found if entry["m"] not in range(2, 8)]  # one row's serve up to 8
+    tuned = _again(TUNED, many, "gemm", FIELDS, 8)
+    wide = _again(WIDE, many, "wide", WIDE_FIELDS, 8)
+    few = _again(FEW, found, "few", FEW_FIELDS, 1)
+    lines = ['"""Measured configurations: written by `python -m launch.bench.tune_nf4 --table`."""']
+    for name, rows, explanation in (
+        ("TUNED", tuned, "`choice.FIELDS`)."),
+        ("WIDE", wide, "`choice.WIDE_FIELDS`), where faster than TUNED."),
+        ("FEW", few, "`few_choice.FEW_FIELDS`), where faster than both."),
+    ):
+        lines += ["", f"{name}: tuple[tuple[int, tuple[int, int], tuple[int, ...]], ...] = ("]
+        lines += [f"    {row}," for row in sorted(rows, key=_order)]
+        lines += [")", f'"""(rows, (features, columns), {explanation}"""']
+    path.write_text("\n".join([*lines, ""]))
 
 
-def _row(rows: int, entry: dict[str, Any], values: dict[str, Any], fields: tuple[str, ...]) -> str:
-    numbers = tuple(int(values[field]) for field in fields)
-    return f"    ({rows}, {SHAPES[entry['shape']]}, {numbers}),"
+def _again(
+    table: Iterable[Row],
+    found: list[dict[str, Any]],
+    kind: str,
+    fields: tuple[str, ...],
+    least: int,
+) -> list[Row]:
+    """A table with what was measured in place of its rows.
+
+    TUNED always has a row, the other kernels where they were the fastest.
+    """
+    rows = {row[:2]: row for row in table}
+    for entry in found:
+        key = max(least, entry["m"]), entry["shape"]
+        rows.pop(key, None)
+        results = entry["results"] if kind == "gemm" else entry["results"][:1]
+        best = next((result[kind] for result in results if kind in result), None)
+        if best is not None:
+            rows[key] = (*key, tuple(int(best[field]) for field in fields))
+    return list(rows.values())
+
+
+def _order(row: Row) -> tuple[int, int, int]:
+    """By rows, wide inputs last, features."""
+    rows, (features, columns), _ = row
+    return rows, columns, features
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16, 32, 64, 96, 128, 256])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--table", type=Path, help="where to write the table, as Python")
     parser.add_argument("--expansion", action="store_true", help="time expanding first too")
@@ -269,8 +287,8 @@ def main() -> None:
         worker.wait()
     torch.manual_seed(0)
     everything = []
-    for m, name in product(options.rows, options.shapes):
-        everything.append(tune(name, m))
+    for ranks, m, name in product(options.ranks, options.rows, options.shapes):
+        everything.append(tune(name, shape_of(name, ranks), m))
         report(everything[-1], options.show)
         sys.stdout.flush()
         if options.out:
