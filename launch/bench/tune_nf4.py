@@ -14,7 +14,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from itertools import product
@@ -25,22 +25,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear as dense_linear
 
-from kernels.nf4.choice import FIELDS, WIDE_FIELDS
 from kernels.nf4.expand import dequantize, scaled_weight
 from kernels.nf4.few import multiply_few
-from kernels.nf4.few_choice import FEW_FIELDS
 from kernels.nf4.few_config import FewConfig
 from kernels.nf4.gemm import GemmConfig, OutOfResources, multiply
 from kernels.nf4.gpu import linear
 from kernels.nf4.packed import COLUMNS, ROWS
 from kernels.nf4.packed_weight import PackedNF4
-from kernels.nf4.tuned import FEW, TUNED, WIDE
 from kernels.nf4.wide import multiply_wide
 from kernels.nf4.wide_config import WideConfig
 from launch.bench.nf4_candidates import candidates, few_candidates, wide_candidates
+from launch.bench.nf4_table import write_table
 
 Config = GemmConfig | WideConfig | FewConfig
-Row = tuple[int, tuple[int, int], tuple[int, ...]]
 KINDS: dict[type[Config], str] = {GemmConfig: "gemm", WideConfig: "wide", FewConfig: "few"}
 
 SHAPES = {
@@ -214,52 +211,6 @@ def report_expansion() -> None:
             both = microseconds(partial(_linear, x, every), len(every))
             line += f" M={m} {base:.1f} both {both:.1f} ({base / both:.2f}x);"
         print(line, flush=True)
-
-
-def write_table(found: list[dict[str, Any]], path: Path) -> None:
-    """Write `kernels/nf4/tuned.py` anew; rows of what wasn't measured stay as they are."""
-    many = [entry for entry in found if entry["m"] not in range(2, 8)]  # one row's serve up to 8
-    tuned = _again(TUNED, many, "gemm", FIELDS, 8)
-    wide = _again(WIDE, many, "wide", WIDE_FIELDS, 8)
-    few = _again(FEW, found, "few", FEW_FIELDS, 1)
-    lines = ['"""Measured configurations: written by `python -m launch.bench.tune_nf4 --table`."""']
-    for name, rows, explanation in (
-        ("TUNED", tuned, "`choice.FIELDS`)."),
-        ("WIDE", wide, "`choice.WIDE_FIELDS`), where faster than TUNED."),
-        ("FEW", few, "`few_choice.FEW_FIELDS`), where faster than both."),
-    ):
-        lines += ["", f"{name}: tuple[tuple[int, tuple[int, int], tuple[int, ...]], ...] = ("]
-        lines += [f"    {row}," for row in sorted(rows, key=_order)]
-        lines += [")", f'"""(rows, (features, columns), {explanation}"""']
-    path.write_text("\n".join([*lines, ""]))
-
-
-def _again(
-    table: Iterable[Row],
-    found: list[dict[str, Any]],
-    kind: str,
-    fields: tuple[str, ...],
-    least: int,
-) -> list[Row]:
-    """A table with what was measured in place of its rows.
-
-    TUNED always has a row, the other kernels where they were the fastest.
-    """
-    rows = {row[:2]: row for row in table}
-    for entry in found:
-        key = max(least, entry["m"]), entry["shape"]
-        rows.pop(key, None)
-        results = entry["results"] if kind == "gemm" else entry["results"][:1]
-        best = next((result[kind] for result in results if kind in result), None)
-        if best is not None:
-            rows[key] = (*key, tuple(int(best[field]) for field in fields))
-    return list(rows.values())
-
-
-def _order(row: Row) -> tuple[int, int, int]:
-    """By rows, wide inputs last, features."""
-    rows, (features, columns), _ = row
-    return rows, columns, features
 
 
 def main() -> None:
