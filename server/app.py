@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import FastAPI
 
-from server import control, health, metrics, openai
+from server import admin, health, metrics, openai
 from server.auth import AuthMiddleware
 from server.config import ServerConfig
 from server.engine_client import EngineClient
@@ -23,7 +23,7 @@ def create_app(client: EngineClient, tokenizer: Tokenizer, config: ServerConfig)
     for part in (health, metrics, openai):
         app.include_router(part.router)
     if config.admin_keys is not None:
-        app.include_router(control.router)
+        app.include_router(admin.router)
     # The last one added is the outermost.
     app.add_middleware(BodyLimitMiddleware, max_bytes=config.max_body_bytes)
     app.add_middleware(AuthMiddleware, keys=config.api_keys, admin_keys=config.admin_keys)

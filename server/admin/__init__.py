@@ -1,0 +1,15 @@
+"""The control plane: adapters come and go. For operators; without their keys it is not there.
+
+`vllm` has the two routes of vLLM's clients, `adapters` the resource ``/admin/adapters``, `replies`
+what they answer.
+"""
+
+from fastapi import APIRouter
+
+from server.admin import adapters, vllm
+
+__all__ = ["router"]
+
+router = APIRouter()
+for part in (vllm, adapters):
+    router.include_router(part.router)
