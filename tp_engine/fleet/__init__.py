@@ -1,6 +1,7 @@
 """Adapters that come, change and go while the engine serves.
 
-`fleet` has the order of events, `loader` what is slow, `errands` what is between them.
+Reading order: `fleet` (what may be asked for), `arriving`, `leaving`, `listing`; `loader` does what
+is slow, `errands` is between them.
 """
 
 from tp_engine.fleet.errands import CallError, Loader

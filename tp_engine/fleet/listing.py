@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 
-from tp_engine.adapters import AdapterRegistry
-from tp_engine.engine import Engine
-from tp_engine.fleet.errands import Loader
+from tp_engine.fleet.shared import Shared
 from tp_engine.messages import AdapterList, AdapterStatus, ListAdapters
 
 
@@ -14,14 +12,9 @@ class Listing:
     """Answers `ListAdapters`: histories come from the store, in another thread, the rest is at
     hand in the loop."""
 
-    def __init__(
-        self, engine: Engine, registry: AdapterRegistry, loader: Loader, reader: Executor
-    ) -> None:
-        """Look at a fleet; ``reader`` is the thread that the loader's methods are called in."""
-        self._engine = engine
-        self._registry = registry
-        self._loader = loader
-        self._reader = reader
+    def __init__(self, shared: Shared) -> None:
+        """Look at a fleet."""
+        self._shared = shared
         self._open: list[tuple[ListAdapters, Future[dict[str, list[str]]]]] = []
 
     @property
@@ -31,11 +24,14 @@ class Listing:
 
     def begin(self, call: ListAdapters) -> None:
         """Begin to answer a call."""
-        names = sorted(name for name in self._registry.adapters if name > call.after)
+        shared = self._shared
+        names = sorted(name for name in shared.registry.adapters if name > call.after)
         if call.name is not None:
             names = [name for name in names if name == call.name]
         kept = names[: call.limit]
-        histories = self._reader.submit(lambda: {name: self._loader.history(name) for name in kept})
+        histories = shared.reader.submit(
+            lambda: {name: shared.loader.history(name) for name in kept}
+        )
         self._open.append((call, histories))
 
     def finished(self) -> list[AdapterList]:
@@ -46,14 +42,15 @@ class Listing:
             adapters = [
                 self._status(name, history)
                 for name, history in histories.result().items()
-                if name in self._registry.adapters  # or it went meanwhile
+                if name in self._shared.registry.adapters  # or it went meanwhile
             ]
             answers.append(AdapterList(call_id=call.call_id, adapters=adapters))
         return answers
 
     def _status(self, name: str, history: list[str]) -> AdapterStatus:
-        revision = self._registry.adapters[name]
-        footprint = self._engine.adapters[revision.digest]
+        engine = self._shared.engine
+        revision = self._shared.registry.adapters[name]
+        footprint = engine.adapters[revision.digest]
         return AdapterStatus(
             name=name,
             revision=revision.digest,
@@ -61,7 +58,7 @@ class Listing:
             max_rank=footprint.max_rank,
             modules=revision.applied,
             pages=footprint.pages,
-            resident=self._engine.residency.is_resident(footprint.handle),
-            requests=len(self._engine.users_of(revision.digest)),
+            resident=engine.residency.is_resident(footprint.handle),
+            requests=len(engine.users_of(revision.digest)),
             history=history,
         )

@@ -1,0 +1,29 @@
+"""What all parts of the fleet work with."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from tp_engine.adapters import AdapterRegistry
+from tp_engine.engine import Engine
+from tp_engine.fleet.errands import Loader
+from tp_engine.messages import AdapterReply
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shared:
+    """One fleet's collaborators."""
+
+    engine: Engine
+    registry: AdapterRegistry
+    """What names mean; the fleet alone changes it while the service runs."""
+    loader: Loader
+    """Does what is slow."""
+    reader: Executor
+    """The one thread that the loader's methods are called in."""
+
+
+def refusal(call_id: str, code: str, message: str) -> AdapterReply:
+    """The answer to a call that is not done."""
+    return AdapterReply(call_id=call_id, code=code, message=message)
