@@ -13,7 +13,7 @@ from types import TracebackType
 import msgspec
 
 from server.errors import failure
-from tp_engine.messages import Failed, Output
+from tp_engine.messages import Admitted, Failed, Output
 
 
 def merge(first: Output, second: Output) -> Output:
@@ -46,9 +46,14 @@ class Batch:
         self._unread: dict[str, Output] = {}
         self._failed: Failed | None = None
         self._arrived = asyncio.Event()
+        self.revision: str | None = None
+        """What answers, once the engine has said so: the same for the whole group."""
 
-    def deliver(self, message: Output | Failed) -> None:
+    def deliver(self, message: Admitted | Output | Failed) -> None:
         """Take a message from the engine for one of the requests; never waits."""
+        if isinstance(message, Admitted):
+            self.revision = message.revision
+            return
         if isinstance(message, Failed):
             self._failed = self._failed or message
         else:

@@ -25,6 +25,7 @@ from tp_engine.messages import (
     AdapterCall,
     AdapterList,
     AdapterReply,
+    Admitted,
     Draining,
     Failed,
     Goodbye,
@@ -37,7 +38,7 @@ from tp_engine.messages import (
     ToEngine,
     ToFrontEnd,
     decode_to_front_end,
-    encode,
+    encode_all,
 )
 
 logger = logging.getLogger(__name__)
@@ -120,7 +121,7 @@ class EngineClient:
         for submit in submits:
             assert submit.request_id not in self._batches, submit.request_id
             self._batches[submit.request_id] = batch
-            self._send(submit)
+        self._send(*submits)
         return batch
 
     async def call(self, message: AdapterCall) -> AdapterAnswer:
@@ -174,9 +175,9 @@ class EngineClient:
             self._changed.clear()
             await self._changed.wait()
 
-    def _send(self, message: ToEngine) -> None:
+    def _send(self, *messages: ToEngine) -> None:
         if self.dead is None:
-            self._push.send(encode(message), zmq.NOBLOCK)
+            self._push.send(encode_all(messages), zmq.NOBLOCK)
 
     def _closed(self, request_id: str, finished: bool | None) -> None:
         del self._batches[request_id]
@@ -200,7 +201,7 @@ class EngineClient:
         if isinstance(message, Failed) and message.code == "engine_dead":
             self.engine_died(message.message)
             return
-        if isinstance(message, (Output, Failed)):
+        if isinstance(message, (Admitted, Output, Failed)):
             # Outputs of aborted requests may still be under way: they are dropped.
             if (batch := self._batches.get(message.request_id)) is not None:
                 batch.deliver(message)

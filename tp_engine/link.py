@@ -68,7 +68,7 @@ class FrontEndLink:
         if self._pull.poll(int(timeout * 1000)):
             while True:
                 try:
-                    messages.append(decode_to_engine(self._pull.recv(zmq.NOBLOCK)))
+                    messages += decode_to_engine(self._pull.recv(zmq.NOBLOCK))
                 except zmq.Again:
                     break
         return messages

@@ -1,8 +1,8 @@
 """Typed messages between the HTTP front end and the engine on rank 0.
 
-Both directions are msgpack of one tagged union each, over a local ZeroMQ socket pair; the engine
-sends what a step gave as one list. The front end holds the tokenizer: the engine sees token ids
-only.
+Both directions are msgpack of lists of one tagged union each, over a local ZeroMQ socket pair: what
+a step gave is one list, and so are the outputs that one HTTP request asks for, which the engine
+takes in one turn. The front end holds the tokenizer: the engine sees token ids only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Submit(Message, frozen=True, kw_only=True):
-    """Start a request. Answered by `Output`, the last with a ``finish_reason``, or by `Failed`."""
+    """Start a request.
+
+    Answered by `Admitted` and `Output`, the last with a ``finish_reason``, or by `Failed`.
+    """
 
     request_id: str
     """Unique among open requests."""
@@ -187,6 +190,14 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: list[float]
 
 
+class Admitted(Message, frozen=True, kw_only=True):
+    """The request is queued, and keeps the revision that its model meant in this moment."""
+
+    request_id: str
+    revision: str
+    """SHA-256 of the adapter's canonical config and tensors, or of the base, in hex."""
+
+
 class Output(Message, frozen=True, kw_only=True):
     """New tokens of one request."""
 
@@ -236,25 +247,20 @@ class Draining(Message, frozen=True, kw_only=True):
 
 
 AdapterAnswer = AdapterReply | AdapterList
-ToFrontEnd = Phase | Ready | Models | AdapterAnswer | Output | Failed | Stats | Draining
+ToFrontEnd = Phase | Ready | Models | AdapterAnswer | Admitted | Output | Failed | Stats | Draining
 
 _encoder = msgspec.msgpack.Encoder()
-_to_engine = msgspec.msgpack.Decoder(ToEngine)
+_to_engine = msgspec.msgpack.Decoder(list[ToEngine])
 _to_front_end = msgspec.msgpack.Decoder(list[ToFrontEnd])
 
 
-def encode(message: ToEngine) -> bytes:
-    """Encode one message of the front end."""
-    return _encoder.encode(message)
-
-
 def encode_all(messages: Sequence[Message]) -> bytes:
-    """Encode messages of the engine that travel together, in order."""
+    """Encode messages that travel together, in order."""
     return _encoder.encode(messages)
 
 
-def decode_to_engine(data: bytes) -> ToEngine:
-    """Decode what the front end sent. Raises ``msgspec.ValidationError`` on anything else."""
+def decode_to_engine(data: bytes) -> list[ToEngine]:
+    """Decode what the front end sent together. Raises as `decode_to_front_end`."""
     return _to_engine.decode(data)
 
 

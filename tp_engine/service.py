@@ -15,6 +15,7 @@ from tp_engine.link import FrontEndLink
 from tp_engine.messages import (
     Abort,
     AdapterReply,
+    Admitted,
     Draining,
     Failed,
     Goodbye,
@@ -156,7 +157,10 @@ class Service:
 
     def _submit(self, message: Submit) -> None:
         try:
-            self._engine.submit(message, self._registry.resolve(message.model).digest)
+            digest = self._registry.resolve(message.model).digest
+            self._engine.submit(message, digest)
+            revision = digest or self._engine.limits.base_digest
+            self._link.send([Admitted(request_id=message.request_id, revision=revision)])
         except UnknownModel as error:
             self._link.send([_failed(message.request_id, "model_not_found", str(error), "model")])
         except RequestError as error:

@@ -69,38 +69,48 @@ class ChatFormat:
         self._created = int(time.time())
         self._usage: UnsetType | None = None if usage else UNSET
 
-    def whole(self, outputs: Sequence[Delta], usage: Usage) -> Chat:
+    def whole(self, outputs: Sequence[Delta], usage: Usage, *, revision: str | None) -> Chat:
         """See `Format`."""
         choices = [
             self._choice(output, message=ChatMessage(role="assistant", content=output.text))
             for output in outputs
         ]
-        return self._chat("chat.completion", choices, usage)
+        return self._chat("chat.completion", choices, usage, revision)
 
-    def chunks(self, delta: Delta, *, first: bool) -> list[msgspec.Struct]:
+    def chunks(self, delta: Delta, *, first: bool, revision: str | None) -> list[msgspec.Struct]:
         """See `Format`."""
         chunks: list[msgspec.Struct] = []
         if first:
             opening = ChatChoice(index=delta.index, delta=ChatMessage(role="assistant", content=""))
-            chunks.append(self._chunk([opening], self._usage))
+            chunks.append(self._chunk([opening], self._usage, revision))
         text = ChatMessage(content=delta.text or UNSET)
-        chunks.append(self._chunk([self._choice(delta, delta_message=text)], self._usage))
+        choice = self._choice(delta, delta_message=text)
+        chunks.append(self._chunk([choice], self._usage, revision))
         return chunks
 
-    def usage_chunk(self, usage: Usage) -> Chat:
+    def usage_chunk(self, usage: Usage, *, revision: str | None) -> Chat:
         """See `Format`."""
-        return self._chunk([], usage)
+        return self._chunk([], usage, revision)
 
-    def _chunk(self, choices: list[ChatChoice], usage: Usage | UnsetType | None) -> Chat:
-        return self._chat("chat.completion.chunk", choices, usage)
+    def _chunk(
+        self, choices: list[ChatChoice], usage: Usage | UnsetType | None, revision: str | None
+    ) -> Chat:
+        return self._chat("chat.completion.chunk", choices, usage, revision)
 
-    def _chat(self, kind: str, choices: list[ChatChoice], usage: Usage | UnsetType | None) -> Chat:
+    def _chat(
+        self,
+        kind: str,
+        choices: list[ChatChoice],
+        usage: Usage | UnsetType | None,
+        revision: str | None,
+    ) -> Chat:
         job = self._job
         return Chat(
             id=job.id,
             object=kind,
             created=self._created,
             model=job.model,
+            system_fingerprint=revision,
             choices=choices,
             usage=usage,
         )

@@ -66,26 +66,33 @@ class CompletionFormat:
                 for prompt in split_prompts(fields.prompt)
             ]
 
-    def whole(self, outputs: Sequence[Delta], usage: Usage) -> Completion:
+    def whole(self, outputs: Sequence[Delta], usage: Usage, *, revision: str | None) -> Completion:
         """See `Format`."""
         choices = [self._choice(output, self._echo(output.index)) for output in outputs]
-        return self._completion(choices, usage)
+        return self._completion(choices, usage, revision)
 
-    def chunks(self, delta: Delta, *, first: bool) -> list[msgspec.Struct]:
+    def chunks(self, delta: Delta, *, first: bool, revision: str | None) -> list[msgspec.Struct]:
         """See `Format`."""
         choice = self._choice(delta, self._echo(delta.index) if first else "")
-        return [self._completion([choice], self._usage)]
+        return [self._completion([choice], self._usage, revision)]
 
-    def usage_chunk(self, usage: Usage) -> Completion:
+    def usage_chunk(self, usage: Usage, *, revision: str | None) -> Completion:
         """See `Format`."""
-        return self._completion([], usage)
+        return self._completion([], usage, revision)
 
     def _completion(
-        self, choices: list[CompletionChoice], usage: Usage | UnsetType | None
+        self,
+        choices: list[CompletionChoice],
+        usage: Usage | UnsetType | None,
+        revision: str | None,
     ) -> Completion:
-        job = self._job
         return Completion(
-            id=job.id, created=self._created, model=job.model, choices=choices, usage=usage
+            id=self._job.id,
+            created=self._created,
+            model=self._job.model,
+            system_fingerprint=revision,
+            choices=choices,
+            usage=usage,
         )
 
     def _echo(self, index: int) -> str:

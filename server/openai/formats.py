@@ -12,13 +12,15 @@ from server.openai.shapes import Usage
 
 
 class Format(Protocol):
-    """Lays out the answers of one request."""
+    """Lays out the answers of one request; ``revision`` is the SHA-256 of what answers it."""
 
-    def whole(self, outputs: Sequence[Delta], usage: Usage) -> msgspec.Struct:
+    def whole(
+        self, outputs: Sequence[Delta], usage: Usage, *, revision: str | None
+    ) -> msgspec.Struct:
         """The answer in one piece; ``outputs`` are whole, in index order."""
 
-    def chunks(self, delta: Delta, *, first: bool) -> list[msgspec.Struct]:
+    def chunks(self, delta: Delta, *, first: bool, revision: str | None) -> list[msgspec.Struct]:
         """Stream events for ``delta``; ``first`` of its index."""
 
-    def usage_chunk(self, usage: Usage) -> msgspec.Struct:
+    def usage_chunk(self, usage: Usage, *, revision: str | None) -> msgspec.Struct:
         """The stream event that ends a stream whose client asked for usage."""

@@ -108,6 +108,11 @@ class Generation:
         )
 
     @property
+    def revision(self) -> str | None:
+        """SHA-256 of what answers, once it has begun to."""
+        return self._batch.revision
+
+    @property
     def usage(self) -> Usage:
         """Token counts so far."""
         prompt = sum(len(ids) for ids in self.job.prompts)

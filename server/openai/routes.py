@@ -81,7 +81,8 @@ async def _respond(
     try:
         if not stream:
             outputs = await while_connected(request.receive, _collect(generation))
-            return _json(layout.whole(outputs, generation.usage))
+            answer = layout.whole(outputs, generation.usage, revision=generation.revision)
+            return _json(answer)
         parts = events(generation, layout, usage=usage)
         first = await while_connected(request.receive, _next(parts))
     except BaseException:

@@ -1,5 +1,6 @@
 """Response bodies, as the OpenAI API documents them.
 
+``system_fingerprint`` is the SHA-256 of the adapter revision that answers, or of the base.
 ``stop_reason`` (the stop string or token id that ended an output) is an addition that other
 open servers make too.
 """
@@ -53,6 +54,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "text_completion"
     created: int
     model: str
+    system_fingerprint: str | None
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
 
@@ -105,6 +107,7 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
     object: str
     created: int
     model: str
+    system_fingerprint: str | None
     choices: list[ChatChoice]
     usage: Usage | UnsetType | None = UNSET
 

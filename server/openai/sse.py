@@ -34,11 +34,12 @@ async def events(generation: Generation, layout: Format, *, usage: bool) -> Asyn
     """The events of a whole stream; raises `ApiError` when an output is lost."""
     opened: set[int] = set()
     async for delta in generation.deltas():
-        chunks = layout.chunks(delta, first=delta.index not in opened)
+        first = delta.index not in opened
+        chunks = layout.chunks(delta, first=first, revision=generation.revision)
         opened.add(delta.index)
         yield b"".join(event(chunk) for chunk in chunks)
     if usage:
-        yield event(layout.usage_chunk(generation.usage))
+        yield event(layout.usage_chunk(generation.usage, revision=generation.revision))
     yield DONE
 
 

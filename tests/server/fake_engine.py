@@ -12,6 +12,7 @@ import zmq.asyncio
 
 from tp_engine.messages import (
     Abort,
+    Admitted,
     Failed,
     Goodbye,
     Message,
@@ -19,6 +20,7 @@ from tp_engine.messages import (
     Output,
     Ready,
     Submit,
+    ToEngine,
     TokenLogprobs,
     decode_to_engine,
     encode_all,
@@ -28,6 +30,7 @@ MODELS = [
     ModelCard(name="base", root="/models/base"),
     ModelCard(name="team/sql-lora", root="/adapters/sql", parent="base", revision="ab" * 32),
 ]
+REVISIONS = {card.name: card.revision or "ba" * 32 for card in MODELS}
 VOCAB = 320
 CONTEXT = 512
 STOP_TOKEN = 264
@@ -49,6 +52,8 @@ class FakeEngine:
         self.gate = asyncio.Event()
         self.gate.set()
         """Closed: requests are accepted but nothing comes."""
+        self.received: list[int] = []
+        """How many messages travelled together each time."""
         self.submits: list[Submit] = []
         self.aborts: list[Abort] = []
         self.said_goodbye = asyncio.Event()
@@ -90,16 +95,22 @@ class FakeEngine:
 
     async def _read(self) -> None:
         while True:
-            message = decode_to_engine(await self._pull.recv())
-            if isinstance(message, Goodbye):
-                self.said_goodbye.set()
-            elif isinstance(message, Abort):
-                self.aborts.append(message)
-                if (task := self.running.pop(message.request_id, None)) is not None:
-                    task.cancel()
-            else:
-                self.submits.append(message)
-                self.running[message.request_id] = asyncio.create_task(self._run(message))
+            messages = decode_to_engine(await self._pull.recv())
+            self.received.append(len(messages))
+            for message in messages:
+                self._handle(message)
+
+    def _handle(self, message: ToEngine) -> None:
+        if isinstance(message, Goodbye):
+            self.said_goodbye.set()
+        elif isinstance(message, Abort):
+            self.aborts.append(message)
+            if (task := self.running.pop(message.request_id, None)) is not None:
+                task.cancel()
+        else:
+            assert isinstance(message, Submit)
+            self.submits.append(message)
+            self.running[message.request_id] = asyncio.create_task(self._run(message))
 
     async def _run(self, submit: Submit) -> None:
         await self.gate.wait()
@@ -108,6 +119,8 @@ class FakeEngine:
         elif submit.model == "base" and submit.prompt[0] == 0:
             await self._fail(submit, "overloaded", "the queue is full")
         else:
+            revision = REVISIONS[submit.model]
+            await self.send(Admitted(request_id=submit.request_id, revision=revision))
             await self._generate(submit)
         self.running.pop(submit.request_id, None)
 

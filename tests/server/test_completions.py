@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.server.conftest import Api
-from tests.server.fake_engine import CONTEXT, STOP_TOKEN, VOCAB, FakeEngine
+from tests.server.fake_engine import CONTEXT, REVISIONS, STOP_TOKEN, VOCAB, FakeEngine
 from tests.server.sse import error, events, texts
 from tp_engine.text import Tokenizer
 
@@ -41,6 +41,24 @@ async def test_answer_has_the_documented_shape(
         "total_tokens": len(ids) + 3,
         "prompt_tokens_details": {"cached_tokens": 1},
     }
+
+
+@pytest.mark.parametrize("model", REVISIONS)
+async def test_an_answer_names_the_revision_that_gave_it(api: Api, model: str) -> None:
+    revision = REVISIONS[model]
+    fields = {"model": model, "n": 3, "max_tokens": 4}
+    for call, prompt in ((api.complete, {"prompt": "a"}), (api.chat, {})):
+        assert (await call(**fields, **prompt)).json()["system_fingerprint"] == revision
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        chunks = events(await call(**fields, **prompt, **options))
+        assert {chunk["system_fingerprint"] for chunk in chunks} == {revision}
+
+
+async def test_all_outputs_of_a_request_reach_the_engine_together(
+    api: Api, engine: FakeEngine
+) -> None:
+    await api.complete(prompt=["a", "b"], n=3)
+    assert engine.received == [6]
 
 
 @pytest.mark.parametrize("fields", [{}, {"max_tokens": None}])
