@@ -42,7 +42,7 @@ async def carry_out(
         revision=reply.revision,
         modules_applied=reply.applied,
         modules_expected=reply.expected,
-        warnings=reply.warnings,
+        warnings=list(reply.warnings),
     )
     return as_json(done)
 

@@ -11,11 +11,51 @@ from collections.abc import Sequence
 
 import msgspec
 
+from tp_engine.messages.adapters import (
+    AdapterAnswer,
+    AdapterCall,
+    AdapterList,
+    AdapterReply,
+    AdapterStatus,
+    ListAdapters,
+    LoadAdapter,
+    MoveAdapter,
+    UnloadAdapter,
+)
+from tp_engine.messages.base import Message
 from tp_engine.params import SamplingParams
 
-
-class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Base of all messages; the class name is the tag on the wire."""
+__all__ = [
+    "Abort",
+    "AdapterAnswer",
+    "AdapterCall",
+    "AdapterList",
+    "AdapterReply",
+    "AdapterStatus",
+    "Admitted",
+    "Draining",
+    "Failed",
+    "Goodbye",
+    "ListAdapters",
+    "LoadAdapter",
+    "Message",
+    "ModelCard",
+    "Models",
+    "MoveAdapter",
+    "Output",
+    "Phase",
+    "Ready",
+    "Stats",
+    "Submit",
+    "ToEngine",
+    "ToFrontEnd",
+    "TokenLogprobs",
+    "UnloadAdapter",
+    "decode_to_engine",
+    "decode_to_front_end",
+    "encode",
+    "encode_all",
+]
 
 
 # --- front end to engine ---------------------------------------------------------------------
@@ -50,48 +90,6 @@ class Goodbye(Message, frozen=True, kw_only=True):
     """The front end has nothing open and leaves; the engine may end."""
 
 
-class LoadAdapter(Message, frozen=True, kw_only=True):
-    """Read an adapter and let a name mean it.
-
-    Answered by `AdapterReply` when requests may use it.
-    """
-
-    call_id: str
-    """Unique among open calls."""
-    name: str
-    path: str
-    """Directory on rank 0's host, inside one of the allowed ones."""
-    in_place: bool = False
-    """Whether a loaded adapter of this name is replaced; else it is refused."""
-
-
-class MoveAdapter(Message, frozen=True, kw_only=True):
-    """Let a name mean another revision of the store. Answered by `AdapterReply` when it does."""
-
-    call_id: str
-    name: str
-    revision: str | None
-    """SHA-256 of the revision, in hex; None: what the name meant before its last move."""
-
-
-class ListAdapters(Message, frozen=True, kw_only=True):
-    """Tell of the adapters whose names come after ``after``. Answered by `AdapterList`."""
-
-    call_id: str
-    after: str = ""
-    limit: int = 100
-    name: str | None = None
-    """Only this one, if it is there."""
-
-
-class UnloadAdapter(Message, frozen=True, kw_only=True):
-    """Let a name mean nothing. Answered by `AdapterReply` at once; running requests go on."""
-
-    call_id: str
-    name: str
-
-
-AdapterCall = LoadAdapter | MoveAdapter | UnloadAdapter | ListAdapters
 ToEngine = Submit | Abort | Goodbye | AdapterCall
 
 
@@ -131,53 +129,6 @@ class Models(Message, frozen=True, kw_only=True):
 
     models: list[ModelCard]
     max_model_len: int
-
-
-class AdapterReply(Message, frozen=True, kw_only=True):
-    """What became of a call; nothing more follows."""
-
-    call_id: str
-    code: str | None = None
-    """Why it was refused, for programs; None: it was done."""
-    message: str = ""
-    """Why it was refused, for people."""
-    revision: str | None = None
-    """SHA-256 of the revision that was loaded or unloaded, in hex."""
-    applied: int = 0
-    """Modules applied."""
-    expected: int = 0
-    """Modules that the adapter's config targets."""
-    warnings: list[str] = []
-
-
-class AdapterStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of an adapter now."""
-
-    name: str
-    revision: str
-    """SHA-256 of its canonical config and tensors, in hex."""
-    source: str
-    """Directory it was read from."""
-    max_rank: int
-    """The largest LoRA rank of any module."""
-    modules: int
-    """Modules that it changes."""
-    pages: int
-    """Arena pages that it takes on each rank when resident."""
-    resident: bool
-    """Whether it stands in the arena."""
-    requests: int
-    """Open requests of its revision, under any name."""
-    history: list[str] = []
-    """Revisions that the name meant, the present one first; of the store."""
-
-
-class AdapterList(Message, frozen=True, kw_only=True):
-    """Answer to `ListAdapters`."""
-
-    call_id: str
-    adapters: list[AdapterStatus]
-    """In the order of their names."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -246,7 +197,6 @@ class Draining(Message, frozen=True, kw_only=True):
     """The engine takes no new request and will end when the open ones have."""
 
 
-AdapterAnswer = AdapterReply | AdapterList
 ToFrontEnd = Phase | Ready | Models | AdapterAnswer | Admitted | Output | Failed | Stats | Draining
 
 _encoder = msgspec.msgpack.Encoder()
