@@ -20,7 +20,7 @@ import torch
 from launch.preflight import MemoryNeed, estimate_memory
 from sharding import SITES, RankCut, cut_model
 from tp_engine.adapters import longest_row_bytes
-from tp_engine.adapters.layout import groups_of, place_rows
+from tp_engine.adapters.layout import ModuleRows, groups_of, place_rows
 from tp_engine.config import EngineConfig
 from tp_engine.memory import PageLayout
 from tp_engine.models import ModelSpec
@@ -182,12 +182,12 @@ def _kind_need(
     kind: AdapterKind, spec: ModelSpec, cuts: Sequence[RankCut], layout: PageLayout
 ) -> KindNeed:
     dims = spec.dims()
-    ranks = {
-        (layer, SITES.index(site)): kind.rank
+    modules = {
+        (layer, SITES.index(site)): ModuleRows(kind.rank)
         for layer in range(dims.layers)
         for site in kind.targets
     }
-    groups = [list(groups_of(ranks, cut, dims, layout.dtype)) for cut in cuts]
+    groups = [list(groups_of(modules, cut, dims, layout.dtype)) for cut in cuts]
     pages = max(place_rows(each, layout.page_bytes)[1] for each in groups)
     return KindNeed(
         kind=kind,

@@ -4,11 +4,15 @@ from sharding.blocks import stack_rows
 from sharding.checkpoint import Checkpoint
 from sharding.cut import (
     SITES,
+    TOP,
+    VOCAB_SITES,
     LayerCut,
     ModelDims,
     RankCut,
     WeightSlice,
     cut_model,
+    is_row_parallel,
+    module_slice,
     weight_slice,
 )
 from sharding.header import CheckpointError, TensorInfo, read_header
@@ -22,6 +26,8 @@ from sharding.whole import ExpandedNF4, assemble, expand
 
 __all__ = [
     "SITES",
+    "TOP",
+    "VOCAB_SITES",
     "BnbTensor",
     "Checkpoint",
     "CheckpointError",
@@ -40,6 +46,8 @@ __all__ = [
     "cut_table",
     "deal",
     "expand",
+    "is_row_parallel",
+    "module_slice",
     "quantize_slice",
     "read_header",
     "stack_rows",

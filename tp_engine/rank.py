@@ -255,11 +255,11 @@ def _arena_bytes(config: EngineConfig, comm: Comm) -> int:
 def _descriptor_words(dims: ModelDims, layout: PageLayout, num_pages: int) -> int:
     """Room for the records of as many rank-rows of the mean length as the arena can hold.
 
-    A record has two words for every site of a layer and one a row; an adapter takes one page or
-    more.
+    A record has at most four words for every site of a layer and one a rank-row; an adapter takes
+    one page or more.
     """
     attention = (dims.heads + dims.kv_heads) * dims.head_dim
     width = 3 * dims.hidden + 2 * attention + dims.intermediate * 3 + 4 * dims.hidden
     mean_row = width * layout.dtype.itemsize // (2 * len(SITES))
-    head = 2 * dims.layers * len(SITES)
+    head = 4 * (dims.layers + 1) * len(SITES)
     return num_pages * (head + layout.page_bytes // mean_row + 1)

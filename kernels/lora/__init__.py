@@ -4,14 +4,17 @@ Legend: T rows of a step, G segments, S sites a layer, K in-features, N out-feat
 rank.
 
 A *rank-row* is one row of A or one column of B of one module in one layer: contiguous in the arena,
-of the local width, in the activations' dtype, at a byte offset that is a multiple of 16. An adapter
-is found through its *descriptor record* in one flat int64 tensor; the record begins at word d, the
+of the local width, in the activations' dtype, at a byte offset that is a multiple of 16. Likewise a
+*gain row* and a *bias row* of N float32 numbers, which a module may have. An adapter is found
+through its *descriptor record* in one flat int64 tensor; the record begins at word d, the
 descriptor number:
 
     d + 2 * (layer * S + site)       (first << 16) | r        r = 0: the site isn't targeted
     d + 2 * (layer * S + site) + 1   the bits of the float64 scale
     d + first + i          (i < r)   byte offset of row i of A   (K elements)
     d + first + r + i      (i < r)   byte offset of column i of B (N elements)
+    d + first + 2 * r                byte offset of the gain row, -1: none
+    d + first + 2 * r + 1            byte offset of the bias row, -1: none
 """
 
 from dataclasses import dataclass, field

@@ -88,7 +88,9 @@ def test_a_last_row_needs_no_padding() -> None:
 
 
 def test_a_row_longer_than_a_page_is_refused_with_both_numbers() -> None:
-    with pytest.raises(ValueError, match=r"4112 bytes \(lora_B of v_proj, layer 3\).*=4096"):
+    with pytest.raises(
+        ValueError, match=r"4112 bytes \(B of model\.layers\.3\.self_attn\.v_proj\).*=4096"
+    ):
         place_rows([Group((3, 2, "B"), 1, 4112)], PAGE)
 
 

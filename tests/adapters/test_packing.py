@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kernels.lora import LoraSegments
 from kernels.lora.reference import lora_expand_, lora_shrink
-from sharding import SITES, ModelDims, RankCut, cut_model, weight_slice
+from sharding import SITES, TOP, ModelDims, RankCut, cut_model, module_slice, weight_slice
 from tests.adapters.writing import every_site, random_modules, revision_of
 from tp_engine.adapters import (
     AdapterError,
@@ -25,6 +25,8 @@ from tp_engine.adapters import (
     relocate,
     rows_of,
 )
+from tp_engine.adapters.record import NO_ROW, record_layer, site_rows
+from tp_engine.adapters.targets import module_names
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 PAGE = 4096
@@ -48,18 +50,20 @@ def models(draw: st.DrawFn) -> ModelDims:
 def adapters(draw: st.DrawFn) -> tuple[ModelDims, AdapterRevision]:
     dims = draw(models())
     places = st.tuples(st.integers(0, dims.layers - 1), st.integers(0, len(SITES) - 1))
+    places |= st.tuples(st.just(TOP), st.integers(0, 1))
     ranks = draw(st.dictionaries(places, st.integers(1, 33), min_size=1, max_size=9))
-    return dims, revision_of(random_modules(dims, ranks, seed=draw(st.integers(0, 99))))
+    seed = draw(st.integers(0, 99))
+    return dims, revision_of(random_modules(dims, ranks, seed=seed, extras=draw(st.booleans())))
 
 
 def read_back(
     image: AdapterImage, dims: ModelDims, cut: RankCut, place: tuple[int, int], dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, float] | None:
-    part = weight_slice(dims, cut.layers[place[0]], place[1])
+    part = module_slice(dims, cut, *place)
     return rows_of(
         image.pages,
         image.record,
-        layer=place[0],
+        layer=record_layer(place[0], dims.layers),
         site=place[1],
         in_features=part.cols.size,
         out_features=part.rows.size,
@@ -81,25 +85,55 @@ def test_reassembled_shards_equal_the_adapter(
         pages_needed(revision, cuts, dims, dtype, page_bytes),
         page_bytes,
     )
-    for layer in range(dims.layers):
-        for site in range(len(SITES)):
-            module = revision.modules.get((layer, site))
-            shards = [
-                read_back(image, dims, cut, (layer, site), dtype)
-                for image, cut in zip(images, cuts, strict=True)
-            ]
-            if module is None:
-                assert shards == [None] * world
-                continue
-            whole_a = torch.full_like(module.a, torch.nan, dtype=dtype)
-            whole_b = torch.full_like(module.b, torch.nan, dtype=dtype)
-            for cut, shard in zip(cuts, shards, strict=True):
-                assert shard is not None and shard[2] == module.scale
-                part = weight_slice(dims, cut.layers[layer], site)
-                whole_a[:, part.cols.slice] = shard[0]
-                whole_b[part.rows.slice] = shard[1]
-            assert torch.equal(whole_a, module.a.to(dtype))
-            assert torch.equal(whole_b, module.b.to(dtype))
+    for place in (*module_names(dims.layers).values(), (TOP, 0), (TOP, 1)):
+        module = revision.modules.get(place)
+        shards = [
+            read_back(image, dims, cut, place, dtype)
+            for image, cut in zip(images, cuts, strict=True)
+        ]
+        if module is None:
+            assert shards == [None] * world
+            continue
+        whole_a = torch.full_like(module.a, torch.nan, dtype=dtype)
+        whole_b = torch.full_like(module.b, torch.nan, dtype=dtype)
+        for cut, shard in zip(cuts, shards, strict=True):
+            assert shard is not None and shard[2] == module.scale
+            part = module_slice(dims, cut, *place)
+            whole_a[:, part.cols.slice] = shard[0]
+            whole_b[part.rows.slice] = shard[1]
+        assert torch.equal(whole_a, module.a.to(dtype))
+        assert torch.equal(whole_b, module.b.to(dtype))
+
+
+@settings(max_examples=40, deadline=None)
+@given(adapters(), st.integers(1, 5))
+def test_gains_are_cut_like_outputs_and_biases_are_added_once(
+    adapter: tuple[ModelDims, AdapterRevision], world: int
+) -> None:
+    dims, revision = adapter
+    cuts = cut_model(dims, world)
+    images = pack_adapter(revision, cuts, dims, torch.bfloat16, PAGE)
+    for place, module in revision.modules.items():
+        part, *_ = parts = [module_slice(dims, cut, *place) for cut in cuts]
+        summed = any(each.cols != part.cols for each in parts)
+        bias = torch.zeros(len(module.b))
+        for image, cut, part in zip(images, cuts, parts, strict=True):
+            rows = site_rows(image.record, record_layer(place[0], dims.layers), place[1])
+            assert rows is not None and (rows.gain_offset == NO_ROW) == (module.magnitude is None)
+            if module.magnitude is not None:
+                held = row_at(image, rows.gain_offset, part.rows.size)
+                assert torch.equal(held, module.magnitude[part.rows.slice])
+            if rows.bias_offset != NO_ROW:
+                held = row_at(image, rows.bias_offset, part.rows.size)
+                assert not summed or (cut.rank == 0 and not bias.any())
+                bias[part.rows.slice] = held
+        expected = torch.zeros_like(bias) if module.bias is None else module.bias * module.scale
+        torch.testing.assert_close(bias, expected)
+
+
+def row_at(image: AdapterImage, offset: int, width: int) -> torch.Tensor:
+    """A float32 row of an image."""
+    return image.pages.view(-1)[offset : offset + 4 * width].view(torch.float32)
 
 
 @settings(max_examples=40, deadline=None)
@@ -112,16 +146,19 @@ def test_offsets_are_aligned_inside_one_page_and_disjoint(
     for image, cut in zip(pack_adapter(revision, cuts, dims, dtype, PAGE), cuts, strict=True):
         used = torch.zeros(image.pages.numel(), dtype=torch.bool)
         at = head_words(dims.layers)
-        for (layer, site), module in revision.modules.items():
-            part = weight_slice(dims, cut.layers[layer], site)
-            for width in (part.cols.size, part.rows.size):
-                size = width * dtype.itemsize
-                for offset in image.record[at : at + module.rank].tolist():
-                    assert offset % 128 == 0 and (size or offset == 0)
-                    assert offset // PAGE == (offset + max(size, 1) - 1) // PAGE
-                    assert not used[offset : offset + size].any()
-                    used[offset : offset + size] = True
-                at += module.rank
+        for place, module in revision.modules.items():
+            part = module_slice(dims, cut, *place)
+            sizes = [part.cols.size * dtype.itemsize] * module.rank
+            sizes += [part.rows.size * dtype.itemsize] * module.rank + [part.rows.size * 4] * 2
+            for size in sizes:
+                offset = int(image.record[at])
+                at += 1
+                if offset == NO_ROW:
+                    continue
+                assert offset % 128 == 0 and (size or offset == 0)
+                assert offset // PAGE == (offset + max(size, 1) - 1) // PAGE
+                assert not used[offset : offset + size].any()
+                used[offset : offset + size] = True
         assert at == image.record.numel()
         assert not image.pages.view(-1)[~used].any()  # what holds no row is zero
 
@@ -184,21 +221,22 @@ def test_kernels_compute_each_ranks_delta_from_packed_pages(
 def test_rows_of_one_side_have_one_stride_where_they_fit(dims: ModelDims) -> None:
     revision = revision_of(random_modules(dims, every_site(dims, 4)))
     (image,) = pack_adapter(revision, cut_model(dims, 1), dims, torch.float32, 1 << 16)
-    offsets = image.record[head_words(dims.layers) :].view(-1, 4)
-    steps = offsets.diff(dim=1)
+    offsets = image.record[head_words(dims.layers) :].view(-1, 2 * 4 + 2)[:, :8]
+    steps = offsets.reshape(-1, 4).diff(dim=1)
     assert image.pages.shape[0] == 1 and bool((steps == steps[:, :1]).all())
 
 
 def test_relocation_keeps_place_within_pages_and_the_head(dims: ModelDims) -> None:
-    revision = revision_of(random_modules(dims, every_site(dims, 8)))
+    revision = revision_of(random_modules(dims, every_site(dims, 8), extras=True))
     (image,) = pack_adapter(revision, cut_model(dims, 1), dims, torch.float32, PAGE)
     count, head = image.pages.shape[0], head_words(dims.layers)
     ids = [2_000_000 + 3 * i for i in reversed(range(count))]  # beyond 4 GiB
     placed = relocate(image.record, ids, dims.layers, PAGE)
     assert torch.equal(placed[:head], image.record[:head])
-    assert torch.equal(placed[head:] % PAGE, image.record[head:] % PAGE)
-    assert (placed[head:] // PAGE).tolist() == [
-        ids[p] for p in (image.record[head:] // PAGE).tolist()
+    before, after = image.record[head:].tolist(), placed[head:].tolist()
+    assert NO_ROW in before and max(before) // PAGE == count - 1
+    assert after == [
+        NO_ROW if at == NO_ROW else ids[at // PAGE] * PAGE + at % PAGE for at in before
     ]
 
 

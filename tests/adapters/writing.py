@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from sharding import SITES, ModelDims, cut_model, weight_slice
+from sharding import SITES, ModelDims, cut_model, module_slice
 from tp_engine.adapters import AdapterRevision, LoraModule, digest_of
 from tp_engine.adapters.targets import module_name
 
@@ -28,16 +28,30 @@ def random_modules(
     *,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
+    extras: bool = False,
 ) -> dict[tuple[int, int], LoraModule]:
-    """Random pairs of the base's shapes; each has a scale of its own."""
+    """Random pairs of the base's shapes; each has a scale of its own.
+
+    With `extras` some have a magnitude, some a bias, some both.
+    """
     generator = torch.Generator().manual_seed(seed)
     (whole,) = cut_model(dims, 1)
     modules = {}
     for (layer, site), rank in sorted(ranks.items()):
-        part = weight_slice(dims, whole.layers[layer], site)
+        part = module_slice(dims, whole, layer, site)
         a = torch.randn(rank, part.cols.size, generator=generator).to(dtype)
         b = torch.randn(part.rows.size, rank, generator=generator).to(dtype)
-        modules[layer, site] = LoraModule(a=a, b=b, scale=0.5 + 0.1 * layer + 0.01 * site)
+        kind = (3 * layer + site + seed) % 4 if extras else 0
+        more = (
+            torch.rand(2, part.rows.size, generator=generator).to(dtype) if kind else (None, None)
+        )
+        modules[layer, site] = LoraModule(
+            a=a,
+            b=b,
+            scale=0.5 + 0.1 * layer + 0.01 * site,
+            magnitude=more[0] if kind & 1 else None,
+            bias=more[1] if kind & 2 else None,
+        )
     return modules
 
 

@@ -122,10 +122,13 @@ def place(shape: Shape, adapters: Sequence[Adapter], *, scattered: bool = False)
 
 def _record(shape: Shape, adapter: Adapter, offsets: list[int]) -> list[int]:
     head = [0] * (2 * shape.layers * shape.sites)
+    rows: list[int] = []
     first = len(head)
     for (layer, site), factors in adapter.items():
         at = 2 * (layer * shape.sites + site)
         head[at] = (first << 16) | len(factors.a)
         (head[at + 1],) = struct.unpack("<q", struct.pack("<d", factors.scale))
-        first += 2 * len(factors.a)
-    return head + offsets
+        rank_rows, offsets = offsets[: 2 * len(factors.a)], offsets[2 * len(factors.a) :]
+        rows += [*rank_rows, -1, -1]
+        first = len(head) + len(rows)
+    return head + rows

@@ -1,8 +1,9 @@
-"""Where the rank-rows of an adapter go in its pages: index arithmetic only.
+"""Where the rows of an adapter go in its pages: index arithmetic only.
 
-A *group* is the rank-rows of one side of one module: the rows of A, or the columns of B. Groups
-are placed longest row first, each into the first page whose rest holds all of it, so that its rows
-stand at one stride; where none does, its rows fill the rests in order, then new pages::
+A *group* is the rows of one side of one module: the rows of A, the columns of B, or the one row of
+its gain or bias. Groups are placed longest row first, each into the first page whose rest holds all
+of it, so that its rows stand at one stride; where none does, its rows fill the rests in order, then
+new pages::
 
     page 0  | down.A down.A down.A down.A .... q.B q.B |
     page 1  | o.A o.A o.A gate.A gate.A gate.A v.B v.B |     ....  too short for a row of down.A
@@ -11,29 +12,49 @@ stand at one stride; where none does, its rows fill the rests in order, then new
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import torch
 
-from sharding import SITES, ModelDims, RankCut, weight_slice
+from sharding import SITES, ModelDims, RankCut, is_row_parallel, module_slice
+from tp_engine.adapters.targets import Place, module_name
 
 ROW_ALIGNMENT: Final = 128
 """Every rank-row begins at a multiple of this many bytes of its page."""
 PAGE_MULTIPLE: Final = 16
 """Page sizes are multiples of this many bytes, so that no row of the arena is less aligned."""
 
-GroupKey = tuple[int, int, Literal["A", "B"]]
+ROW_DTYPE: Final = torch.float32
+"""Of gains and biases, whatever the activations' dtype."""
+
+Side = Literal["A", "B", "bias", "gain"]
+GroupKey = tuple[int, int, Side]
 """(layer, site, side)."""
 
 
 @dataclass(frozen=True, slots=True)
+class ModuleRows:
+    """Which rows a module has, whole or on one rank."""
+
+    rank: int
+    """r: rows of A, and columns of B."""
+    gain: bool = False
+    """Whether there is a gain row: one number an out-feature."""
+    bias: bool = False
+    """Whether there is a bias row: likewise."""
+
+    def on_rank(self, layer: int, site: int, rank: int) -> ModuleRows:
+        """Those that a rank has: outputs that ranks sum take the bias from the first alone."""
+        return replace(self, bias=self.bias and (rank == 0 or not is_row_parallel(layer, site)))
+
+
+@dataclass(frozen=True, slots=True)
 class Group:
-    """The rank-rows of one side of one module on one rank."""
+    """The rows of one side of one module on one rank."""
 
     key: GroupKey
     rows: int
-    """The module's LoRA rank."""
     row_bytes: int
     """Length of one row; 0 where the rank holds no unit of the module."""
 
@@ -63,22 +84,32 @@ def align_row(nbytes: int) -> int:
 
 
 def groups_of(
-    ranks: Mapping[tuple[int, int], int], cut: RankCut, dims: ModelDims, dtype: torch.dtype
+    modules: Mapping[Place, ModuleRows], cut: RankCut, dims: ModelDims, dtype: torch.dtype
 ) -> Iterator[Group]:
-    """Groups of an adapter on one rank, by (layer, site), A before B.
+    """Groups of an adapter on one rank, by (layer, site), A before B before the others.
 
     Args:
-        ranks: (layer, site) -> LoRA rank.
+        modules: what each module has, whole.
+        dtype: of A and B.
     """
-    for (layer, site), rank in ranks.items():
-        part = weight_slice(dims, cut.layers[layer], site)
-        yield Group((layer, site, "A"), rank, part.cols.size * dtype.itemsize)
-        yield Group((layer, site, "B"), rank, part.rows.size * dtype.itemsize)
+    for (layer, site), module in modules.items():
+        part = module_slice(dims, cut, layer, site)
+        held = module.on_rank(layer, site, cut.rank)
+        yield Group((layer, site, "A"), held.rank, part.cols.size * dtype.itemsize)
+        yield Group((layer, site, "B"), held.rank, part.rows.size * dtype.itemsize)
+        if held.gain:
+            yield Group((layer, site, "gain"), 1, part.rows.size * ROW_DTYPE.itemsize)
+        if held.bias:
+            yield Group((layer, site, "bias"), 1, part.rows.size * ROW_DTYPE.itemsize)
 
 
 def longest_row_bytes(dims: ModelDims, cuts: Sequence[RankCut], dtype: torch.dtype) -> int:
-    """Bytes of the longest rank-row of any module on any rank, with its padding."""
-    every = {(layer, site): 1 for layer in range(dims.layers) for site in range(len(SITES))}
+    """Bytes of the longest row of any module on any rank, with its padding."""
+    every = {
+        (layer, site): ModuleRows(1, gain=True)
+        for layer in range(dims.layers)
+        for site in range(len(SITES))
+    }
     groups = (group for cut in cuts for group in groups_of(every, cut, dims, dtype))
     return max(group.stride for group in groups)
 
@@ -98,8 +129,8 @@ def place_rows(groups: Iterable[Group], page_bytes: int) -> tuple[list[Run], int
     if order and order[0].row_bytes > page_bytes:
         layer, site, side = order[0].key
         raise ValueError(
-            f"a rank-row of {order[0].row_bytes} bytes (lora_{side} of {SITES[site]}, layer "
-            f"{layer}) does not fit into a page of page_bytes={page_bytes}"
+            f"a row of {order[0].row_bytes} bytes ({side} of {module_name(layer, site)}) does not "
+            f"fit into a page of page_bytes={page_bytes}"
         )
     pages = _Pages(page_bytes, order[-1].row_bytes if order else 0)
     runs = [run for group in order for run in pages.place(group)]

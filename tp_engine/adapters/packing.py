@@ -1,4 +1,4 @@
-"""Cut an adapter for every rank and pack its rank-rows into page images.
+"""Cut an adapter for every rank and pack its rows into page images.
 
 Legend: n pages of an image, W words of a record, r LoRA rank of a module.
 """
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sharding import ModelDims, RankCut, cut_lora, weight_slice
+from sharding import ModelDims, RankCut, WeightSlice, cut_lora, module_slice
 from tp_engine.adapters.errors import AdapterError
-from tp_engine.adapters.layout import GroupKey, Run, groups_of, place_rows
-from tp_engine.adapters.record import SiteRows, build_record
+from tp_engine.adapters.layout import ROW_DTYPE, GroupKey, Run, Side, groups_of, place_rows
+from tp_engine.adapters.record import NO_ROW, SiteRows, build_record
 from tp_engine.adapters.revision import AdapterRevision, LoraModule
-from tp_engine.adapters.targets import module_name
+from tp_engine.adapters.targets import Place, module_name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -53,6 +53,8 @@ def pack_adapter(
 ) -> list[AdapterImage]:
     """Page images of an adapter, one a rank, equal in number of pages and words.
 
+    A gain row holds the module's magnitudes as yet. A bias row holds scale * bias.
+
     Args:
         cuts: of all ranks, in order.
         dtype: of activations; A and B are cast to it once, before they are cut.
@@ -77,25 +79,33 @@ def _place(
     dtype: torch.dtype,
     page_bytes: int,
 ) -> tuple[list[Run], int]:
-    ranks = {place: module.rank for place, module in revision.modules.items()}
-    return place_rows(groups_of(ranks, cut, dims, dtype), page_bytes)
+    modules = {place: module.rows for place, module in revision.modules.items()}
+    return place_rows(groups_of(modules, cut, dims, dtype), page_bytes)
 
 
-def _cast(place: tuple[int, int], module: LoraModule, dtype: torch.dtype) -> LoraModule:
-    """The module in another dtype; rounding is expected, overflow is not."""
-    halves = []
-    for side, tensor in (("A", module.a), ("B", module.b)):
-        cast = tensor.to(dtype)
-        if tensor.dtype != dtype and not bool(torch.isfinite(cast).all()):
-            largest = float(tensor.abs().max())
-            reason = f"lora_{side} of {module_name(*place)} has a value of magnitude {largest:g}"
-            raise AdapterError("not_finite", f"{reason}, too large for {dtype}")
-        halves.append(cast)
-    return LoraModule(a=halves[0], b=halves[1], scale=module.scale)
+def _cast(place: Place, module: LoraModule, dtype: torch.dtype) -> LoraModule:
+    """The module in the dtypes of its rows; rounding is expected, overflow is not."""
+    bias = None if module.bias is None else module.bias.double() * module.scale
+    return LoraModule(
+        a=_cast_finite(place, "A", module.a, dtype),
+        b=_cast_finite(place, "B", module.b, dtype),
+        scale=module.scale,
+        magnitude=None if module.magnitude is None else module.magnitude.to(ROW_DTYPE),
+        bias=None if bias is None else _cast_finite(place, "B bias", bias, ROW_DTYPE),
+    )
+
+
+def _cast_finite(place: Place, side: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    cast = tensor.to(dtype)
+    if tensor.dtype != dtype and not bool(torch.isfinite(cast).all()):
+        largest = float(tensor.abs().max())
+        reason = f"lora_{side} of {module_name(*place)} has a value of magnitude {largest:g}"
+        raise AdapterError("not_finite", f"{reason}, too large for {dtype}")
+    return cast
 
 
 def _fill(
-    modules: Mapping[tuple[int, int], LoraModule],
+    modules: Mapping[Place, LoraModule],
     cut: RankCut,
     dims: ModelDims,
     runs: Sequence[Run],
@@ -106,15 +116,32 @@ def _fill(
     for run in runs:
         by_key.setdefault(run.group.key, []).append(run)
     sites = {}
-    for (layer, site), module in modules.items():
-        part = weight_slice(dims, cut.layers[layer], site)
-        a, b = cut_lora(module.a, module.b, part)  # [r, |cols|], [|rows|, r]
-        sites[layer, site] = SiteRows(
-            a_offsets=_copy_rows(a, by_key.get((layer, site, "A"), []), pages),
-            b_offsets=_copy_rows(b.T, by_key.get((layer, site, "B"), []), pages),
+    for place, module in modules.items():
+        offsets = {
+            side: _copy_rows(rows, by_key.get((*place, side), []), pages)
+            for side, rows in _rows(
+                place, module, cut.rank, module_slice(dims, cut, *place)
+            ).items()
+        }
+        sites[place] = SiteRows(
+            a_offsets=offsets["A"],
+            b_offsets=offsets["B"],
             scale=module.scale,
+            gain_offset=int(offsets["gain"]) if "gain" in offsets else NO_ROW,
+            bias_offset=int(offsets["bias"]) if "bias" in offsets else NO_ROW,
         )
     return AdapterImage(pages=pages, record=build_record(dims.layers, sites))
+
+
+def _rows(place: Place, module: LoraModule, rank: int, part: WeightSlice) -> dict[Side, Tensor]:
+    """What one rank holds of a module, as rows [n, width]."""
+    a, b = cut_lora(module.a, module.b, part)  # [r, |cols|], [|rows|, r]
+    rows: dict[Side, Tensor] = {"A": a, "B": b.T}
+    if module.magnitude is not None:
+        rows["gain"] = module.magnitude[None, part.rows.slice]
+    if module.bias is not None and module.rows.on_rank(*place, rank).bias:
+        rows["bias"] = module.bias[None, part.rows.slice]
+    return rows
 
 
 def _copy_rows(rows: Tensor, runs: Sequence[Run], pages: Tensor) -> Tensor:

@@ -20,7 +20,12 @@ from tp_engine.adapters.errors import AdapterError, shown
 from tp_engine.adapters.keys import Side, pair_tensors
 from tp_engine.adapters.paths import file_inside, first_present, resolve_adapter_path
 from tp_engine.adapters.revision import AdapterRevision, LoraModule, digest_of
-from tp_engine.adapters.targets import OTHER_LINEARS, first_match, module_name, module_names
+from tp_engine.adapters.targets import (
+    VOCAB_MODULES,
+    first_match,
+    module_name,
+    module_names,
+)
 
 if TYPE_CHECKING:
     from tp_engine.models.spec import ModelSpec
@@ -127,7 +132,7 @@ def _check_targets(pairs: Collection[Site], settings: LoraSettings, layers: int)
         if place in pairs and not rule.covers(module):
             reason = f"tensors of {module} are not of a module that {CONFIG_NAME} targets"
             raise AdapterError("tensor_unknown", reason)
-    for module in OTHER_LINEARS:
+    for module in VOCAB_MODULES:
         if rule.covers(module):
             reason = f"{CONFIG_NAME}: target_modules covers {module}, which is not supported"
             raise AdapterError("config_unsupported", reason)

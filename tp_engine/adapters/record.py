@@ -1,10 +1,14 @@
-"""Descriptor records: where an adapter's rank-rows stand, as `kernels.lora` reads them.
+"""Descriptor records: where an adapter's rows stand, as `kernels.lora` reads them.
 
 Legend: L layers, S sites, r LoRA rank of a module, K and N local in- and out-features.
 
-A record is int64 [2 * L * S + sum of 2 * r]: a head of two words a (layer, site), then for each
-module the offsets of its r rows of A and its r columns of B. In an adapter's page image an offset
-is page index * page bytes + offset in the page; `relocate` makes it one in the arena.
+A record is int64 [2 * (L + 1) * S + sum of (2 * r + 2)]: a head of two words a (layer, site), then
+for each module the offsets of its r rows of A, of its r columns of B, of its gain row and of its
+bias row, `NO_ROW` for one that it does not have. The modules of `sharding.TOP` stand in the head
+behind the last layer, as if they were sites of one more.
+
+In an adapter's page image an offset is page index * page bytes + offset in the page; `relocate`
+makes it one in the arena. Every word behind the head is an offset or `NO_ROW`.
 """
 
 from __future__ import annotations
@@ -15,8 +19,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sharding import SITES
+from sharding import SITES, TOP
+from tp_engine.adapters.targets import Place
 
+NO_ROW = -1
+"""As an offset: there is no such row."""
 _RANK_BITS = 16
 
 
@@ -29,14 +36,29 @@ class SiteRows:
     b_offsets: Tensor
     """int64 [r], bytes."""
     scale: float
+    gain_offset: int = NO_ROW
+    """Bytes."""
+    bias_offset: int = NO_ROW
+    """Bytes."""
+
+    @property
+    def offsets(self) -> Tensor:
+        """int64 [2 * r + 2], as a record has them."""
+        others = torch.tensor([self.gain_offset, self.bias_offset])
+        return torch.cat([self.a_offsets, self.b_offsets, others])
 
 
 def head_words(layers: int) -> int:
     """Words before the first offset."""
-    return 2 * layers * len(SITES)
+    return 2 * (layers + 1) * len(SITES)
 
 
-def build_record(layers: int, sites: Mapping[tuple[int, int], SiteRows]) -> Tensor:
+def record_layer(layer: int, layers: int) -> int:
+    """The layer by which a record, and with it a kernel, knows a module's layer."""
+    return layers if layer == TOP else layer
+
+
+def build_record(layers: int, sites: Mapping[Place, SiteRows]) -> Tensor:
     """The record of an adapter: int64 [W].
 
     Args:
@@ -48,11 +70,11 @@ def build_record(layers: int, sites: Mapping[tuple[int, int], SiteRows]) -> Tens
     for (layer, site), rows in sites.items():
         rank = rows.a_offsets.numel()
         assert 0 < rank < 1 << _RANK_BITS and rows.b_offsets.numel() == rank
-        at = 2 * (layer * len(SITES) + site)
+        at = 2 * (record_layer(layer, layers) * len(SITES) + site)
         head[at] = (first << _RANK_BITS) | rank
         head[at + 1] = torch.tensor(rows.scale, dtype=torch.float64).view(torch.int64)
-        parts += [rows.a_offsets, rows.b_offsets]
-        first += 2 * rank
+        parts.append(rows.offsets)
+        first += parts[-1].numel()
     return torch.cat(parts)
 
 
@@ -66,12 +88,17 @@ def relocate(record: Tensor, page_ids: Sequence[int], layers: int, page_bytes: i
     placed = record.clone()
     offsets = placed[head_words(layers) :]
     ids = torch.tensor(page_ids, dtype=torch.int64)
-    offsets.copy_(ids[offsets // page_bytes] * page_bytes + offsets % page_bytes)
+    moved = ids[offsets.clamp(min=0) // page_bytes] * page_bytes + offsets % page_bytes
+    offsets.copy_(torch.where(offsets == NO_ROW, NO_ROW, moved))
     return placed
 
 
 def site_rows(record: Tensor, layer: int, site: int) -> SiteRows | None:
-    """Offsets and scale of one module, None if it is not targeted."""
+    """Offsets and scale of one module, None if it is not targeted.
+
+    Args:
+        layer: as `record_layer` gives it.
+    """
     at = 2 * (layer * len(SITES) + site)
     head = int(record[at])
     first, rank = head >> _RANK_BITS, head & ((1 << _RANK_BITS) - 1)
@@ -81,6 +108,8 @@ def site_rows(record: Tensor, layer: int, site: int) -> SiteRows | None:
         a_offsets=record[first : first + rank],
         b_offsets=record[first + rank : first + 2 * rank],
         scale=float(record[at + 1 : at + 2].view(torch.float64)),
+        gain_offset=int(record[first + 2 * rank]),
+        bias_offset=int(record[first + 2 * rank + 1]),
     )
 
 

@@ -1,6 +1,6 @@
 """An adapter's content on the host: whole, checked, in the dtype of its file.
 
-Legend: r LoRA rank of a module.
+Legend: r LoRA rank of a module, W its base weight.
 """
 
 from __future__ import annotations
@@ -14,14 +14,20 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from tp_engine.adapters.targets import module_name
+from tp_engine.adapters.layout import ModuleRows
+from tp_engine.adapters.targets import Place, module_name
 
 _FORMAT: Final = b"tp-engine adapter revision 1\n"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LoraModule:
-    """The pair of one linear module: delta W = scale * b @ a."""
+    """What an adapter makes of one linear module, whose base weight is W and base bias c:
+
+        y = gain * (W + scale * b @ a) x + scale * bias + c
+
+    The gain is 1, or magnitude / norm of each row of (W + scale * b @ a) (DoRA).
+    """
 
     a: Tensor
     """[r, in], float32, bfloat16 or float16."""
@@ -29,6 +35,10 @@ class LoraModule:
     """[out, r], likewise."""
     scale: float
     """alpha / r or alpha / sqrt(r), after the patterns; float64."""
+    magnitude: Tensor | None = None
+    """[out], likewise; None: no gain."""
+    bias: Tensor | None = None
+    """[out], likewise, of B; None: no bias."""
 
     @property
     def rank(self) -> int:
@@ -36,9 +46,20 @@ class LoraModule:
         return self.a.shape[0]
 
     @property
+    def rows(self) -> ModuleRows:
+        """The rows that it takes in the arena."""
+        return ModuleRows(self.rank, self.magnitude is not None, self.bias is not None)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Those that there are, by their role."""
+        named = {"A": self.a, "B": self.b, "magnitude": self.magnitude, "bias": self.bias}
+        return {role: tensor for role, tensor in named.items() if tensor is not None}
+
+    @property
     def nbytes(self) -> int:
-        """Bytes of both tensors."""
-        return self.a.nbytes + self.b.nbytes
+        """Bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -49,7 +70,7 @@ class AdapterRevision:
     """`digest_of` its modules: its identity."""
     source: str
     """Directory it was read from, with links resolved."""
-    modules: Mapping[tuple[int, int], LoraModule]
+    modules: Mapping[Place, LoraModule]
     """By (layer, site), in ascending order."""
     expected: int
     """Modules that the config targets; equal to `applied`, or the adapter would be refused."""
@@ -67,23 +88,31 @@ class AdapterRevision:
         return max(module.rank for module in self.modules.values())
 
     @property
+    def affine(self) -> bool:
+        """Whether any module has a gain or a bias."""
+        return any(len(module.tensors) > 2 for module in self.modules.values())
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all tensors, in the dtype of the file."""
         return sum(module.nbytes for module in self.modules.values())
 
 
-def digest_of(modules: Mapping[tuple[int, int], LoraModule]) -> str:
+def digest_of(modules: Mapping[Place, LoraModule]) -> str:
     """SHA-256 in hex of what the modules compute.
 
     Semantics: a header, then by ascending (layer, site) the module's name, the bits of its scale,
-    and for A and B dtype, shape and bytes (little-endian, row-major). So it does not depend on
-    how files are laid out or keys are ordered, nor on config fields that change nothing.
+    and for A and B dtype, shape and bytes (little-endian, row-major), then likewise for magnitude
+    and bias, after a line with that word, if there are such. So it does not depend on how files
+    are laid out or keys are ordered, nor on config fields that change nothing.
     """
     sha = hashlib.sha256(_FORMAT)
     for (layer, site), module in sorted(modules.items()):
         sha.update(f"{module_name(layer, site)}\n".encode())
         sha.update(struct.pack("<d", module.scale))
-        for tensor in (module.a, module.b):
+        for role, tensor in module.tensors.items():
+            if role not in ("A", "B"):
+                sha.update(f"{role}\n".encode())
             sha.update(f"{tensor.dtype} {list(tensor.shape)}\n".encode())
             sha.update(_bytes_of(tensor).numpy().data)
     return sha.hexdigest()

@@ -11,22 +11,27 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sharding import SITES
+from sharding import SITES, TOP, VOCAB_SITES
 
-OTHER_LINEARS = ("model.embed_tokens", "lm_head")
-"""Modules of the base that a config may target but that are not among the sites."""
+Place = tuple[int, int]
+"""(layer, site) of a module, as `sharding.module_slice` takes them."""
+VOCAB_MODULES = ("model.embed_tokens", "lm_head")
+"""Names of `sharding.VOCAB_SITES` in the base model."""
+assert [name.split(".")[-1] for name in VOCAB_MODULES] == list(VOCAB_SITES)
 
 _BLOCKS = {site: "self_attn" if site in SITES[:4] else "mlp" for site in SITES}
 
 
 def module_name(layer: int, site: int) -> str:
     """Name of a site's module in the base model."""
+    if layer == TOP:
+        return VOCAB_MODULES[site]
     name = SITES[site]
     return f"model.layers.{layer}.{_BLOCKS[name]}.{name}"
 
 
-def module_names(layers: int) -> dict[str, tuple[int, int]]:
-    """Name of every module that LoRA may change -> (layer, site)."""
+def module_names(layers: int) -> dict[str, Place]:
+    """Name of every linear module of the layers -> (layer, site)."""
     return {
         module_name(layer, site): (layer, site)
         for layer in range(layers)

@@ -27,6 +27,10 @@ class ModuleEntry(msgspec.Struct, frozen=True, kw_only=True):
     """[r, in] of the unsharded tensor."""
     b: tuple[int, int]
     """[out, r]."""
+    magnitude: bool = False
+    """Whether it has a gain by row (DoRA)."""
+    bias: bool = False
+    """Whether B has a bias."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +75,8 @@ def module_entries(revision: AdapterRevision) -> dict[str, ModuleEntry]:
             dtype=str(module.a.dtype).removeprefix("torch."),
             a=(module.a.shape[0], module.a.shape[1]),
             b=(module.b.shape[0], module.b.shape[1]),
+            magnitude=module.magnitude is not None,
+            bias=module.bias is not None,
         )
         for (layer, site), module in revision.modules.items()
     }
