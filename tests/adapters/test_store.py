@@ -8,6 +8,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -25,6 +26,16 @@ Read = Callable[[Path], AdapterRevision]
 @pytest.fixture(scope="module")
 def read(spec: ModelSpec) -> Read:
     return lambda directory: read_adapter(directory, spec)
+
+
+@pytest.fixture(scope="module")
+def pushed(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Steps of a training loop."""
+    root = tmp_path_factory.mktemp("pushed")
+    return [
+        make_peft_adapter(root / str(seed), model_dir, r=2, seed=seed, targets=["q_proj"])
+        for seed in range(3)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -79,11 +90,12 @@ def test_everything_is_there_after_a_restart(
     store.promote("x", digests[1])
     store.promote("y", digests[1])
     store.pin("y", True)
+    store.hold("y", True)
     before = store.revisions(), store.aliases(), store.moves("x")
     store.close()
     store = open_store(tmp_path)
     assert (store.revisions(), store.aliases(), store.moves("x")) == before
-    assert store.alias("y") == Alias(name="y", digest=digests[1], pinned=True)
+    assert store.alias("y") == Alias(name="y", digest=digests[1], pinned=True, held=True)
     assert [row.manifest.digest for row in store.revisions()] == sorted(digests)
     page = store.revisions(after=min(digests), limit=1)
     assert [row.manifest.digest for row in page] == [max(digests)]
@@ -111,7 +123,7 @@ def test_a_name_never_moves_to_a_revision_that_cannot_be_served(
     store.promote("x", a)
     store.promote("x", b)
     store.drain(a)
-    moves: list[Callable[[], Alias]] = [
+    moves: list[Callable[[], object]] = [
         lambda: store.promote("x", a),
         lambda: store.roll_back("x"),
     ]
@@ -137,9 +149,65 @@ def test_a_revision_is_removed_only_when_no_name_means_it(
     assert not directory.exists() and [row.manifest.digest for row in store.revisions()] == [b]
     with pytest.raises(StoreError, match="no earlier revision"):
         store.roll_back("x")
-    assert store.unname("x").digest == b
+    assert store.unname("x") == [b]
     with pytest.raises(StoreError, match="'x' is not registered"):
         store.unname("x")
+
+
+def test_what_was_rolled_back_can_be_promoted_until_the_name_moves_on(
+    store: AdapterStore, adapters: list[Path], pushed: list[Path], read: Read
+) -> None:
+    a, b, c = (store.add(path, read)[0].digest for path in [*adapters, pushed[0]])
+    store.promote("x", a)
+    store.promote("x", b)
+    store.roll_back("x")
+    assert store.promote("x", b) == []
+    assert [move.digest for move in store.moves("x")] == [b, a]
+    store.roll_back("x")
+    assert store.promote("x", c) == [b]
+    assert store.revision(b).state is RevisionState.DRAINING
+    with pytest.raises(StoreError, match=f"revision {b} is draining"):
+        store.promote("x", b)
+    assert store.directory(b).exists(), "requests may still need it"
+    store.discard(b)
+    with pytest.raises(StoreError, match="is not registered"):
+        store.directory(b)
+
+
+def test_pushes_are_one_move_and_the_last_of_them_lasts(
+    store: AdapterStore, adapters: list[Path], pushed: list[Path], read: Read
+) -> None:
+    a = store.add(adapters[0], read)[0].digest
+    first, second, third = (store.add(path, read)[0].digest for path in pushed)
+    store.promote("x", a)
+    assert store.promote("x", first, pushed=True) == []
+    assert store.promote("x", second, pushed=True) == [first]
+    assert [(move.digest, move.pushed) for move in store.moves("x")] == [(second, True), (a, False)]
+    assert store.promote("x", second) == [], "what a checkpoint is made of"
+    assert store.promote("x", third, pushed=True) == []
+    assert [move.digest for move in store.moves("x")] == [third, second, a]
+    assert store.roll_back("x").digest == second
+    assert store.roll_back("x").digest == a
+
+
+def test_a_name_that_goes_leaves_nothing_that_no_other_refers_to(
+    tmp_path: Path, adapters: list[Path], pushed: list[Path], read: Read
+) -> None:
+    store = open_store(tmp_path / "mine")
+    a, b, c = (store.add(path, read)[0].digest for path in [*adapters, pushed[0]])
+    for name, digest in (("x", a), ("x", b), ("y", b), ("y", c)):
+        store.promote(name, digest)
+    store.roll_back("y")
+    assert store.unname("x") == [a]
+    store.discard(b)
+    assert {row.manifest.digest for row in store.revisions()} == {a, b, c}
+    store.close()
+    store = open_store(tmp_path / "mine")
+    assert {row.manifest.digest for row in store.revisions()} == {b, c}
+    for digest in store.unname("y"):
+        store.discard(digest)
+    assert not store.revisions() and not [*(tmp_path / "mine" / "revisions").iterdir()]
+    store.close()
 
 
 def test_what_is_refused_leaves_nothing(store: AdapterStore, tmp_path: Path, read: Read) -> None:
@@ -210,24 +278,28 @@ def test_damaged_files_are_found_and_can_be_registered_again(
 
 def test_many_threads_leave_one_past(store: AdapterStore, adapters: list[Path], read: Read) -> None:
     digests = [store.add(path, read)[0].digest for path in adapters]
-    done: list[str] = []
+    refused: list[str] = []
 
     def work(seed: int) -> None:
         for turn in range(20):
-            store.promote("x", digests[(seed + turn) % 2])
-            store.add(adapters[turn % 2], read)
             try:
-                done.append(store.roll_back("x").digest)
+                store.add(adapters[turn % 2], read)
+                store.promote("x", digests[(seed + turn) % 2])
+                store.roll_back("x")
             except StoreError as error:
-                assert error.code == "nothing_before"
+                refused.append(error.code)
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(store.moves("x")) == 80 - len(done)
-    assert store.moves("x")[0].digest == store.alias("x").digest
+    assert set(refused) <= {"nothing_before", "not_ready"}
+    past = [move.digest for move in store.moves("x")]
+    assert past[0] == store.alias("x").digest
+    assert all(a != b for a, b in pairwise(past)), "a move that changes nothing is none"
+    for digest in past:
+        assert store.directory(digest).exists()
 
 
 def test_another_versions_index_is_refused(tmp_path: Path) -> None:
@@ -235,7 +307,7 @@ def test_another_versions_index_is_refused(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "index.sqlite") as db:
         db.execute("PRAGMA user_version = 99")
     db.close()
-    with pytest.raises(ValueError, match="schema version 99; this program reads 1"):
+    with pytest.raises(ValueError, match="schema version 99; this program reads 2"):
         open_store(tmp_path)
 
 
@@ -256,7 +328,10 @@ def life(root: Path, adapters: list[Path], revisions: list[AdapterRevision], say
         ("remove 1", lambda: store.remove(revisions[1].digest)),
         ("add 1 again", lambda: store.add(adapters[1], lambda _: revisions[1])),
         ("x is 1 again", lambda: store.promote("x", revisions[1].digest)),
+        ("push 0", lambda: store.promote("x", revisions[0].digest, pushed=True)),
+        ("push 1", lambda: store.promote("x", revisions[1].digest, pushed=True)),
         ("unname", lambda: store.unname("x")),
+        ("discard 0", lambda: store.discard(revisions[0].digest)),
     ]  # fmt: skip
     for name, step in steps:
         step()
@@ -316,7 +391,11 @@ def check(root: Path, acknowledged: list[str], digests: list[str], read: Read) -
             "remove 1": ({zero}, zero),
             "add 1 again": ({zero, one}, zero),
             "x is 1 again": ({zero, one}, one),
-            "unname": ({zero, one}, None),
+            "push 0": ({zero, one}, zero),
+            "push 1": ({zero, one}, one),
+            # The opening of a store discards what nobody refers to.
+            "unname": (set(), None),
+            "discard 0": (set(), None),
         }
         names = list(after)
         at = names.index(acknowledged[-1] if acknowledged else "")
@@ -350,7 +429,7 @@ def test_a_kill_at_any_step_loses_nothing_acknowledged(
         _, status = os.waitpid(child, 0)
         check(root, acknowledged, digests, read)
         if os.WIFEXITED(status):
-            assert os.WEXITSTATUS(status) == 0 and len(acknowledged) == 10
+            assert os.WEXITSTATUS(status) == 0 and len(acknowledged) == 13
             break
         assert os.WTERMSIG(status) == signal.SIGKILL
     assert count > 60, "there are fewer steps than the store must have"

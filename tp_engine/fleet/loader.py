@@ -76,7 +76,8 @@ class AdapterLoader:
     def erase(self, name: str) -> None:
         """Make it last that a name means nothing; delete what nothing refers to any more."""
         if self._store is not None and self._store.knows(name):
-            self._store.discard(self._store.unname(name).digest)
+            for digest in self._store.unname(name):
+                self._store.discard(digest)
 
     def read(self, directory: Path) -> AdapterRevision:
         """Read and check an adapter.

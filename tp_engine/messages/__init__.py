@@ -53,7 +53,6 @@ __all__ = [
     "UnloadAdapter",
     "decode_to_engine",
     "decode_to_front_end",
-    "encode",
     "encode_all",
 ]
 

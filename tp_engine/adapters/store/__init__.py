@@ -9,9 +9,10 @@ removal leaves the index first. So whatever moment a process dies at, the index 
 files, and `AdapterStore` sweeps the rest away when it is opened.
 """
 
+from tp_engine.adapters.store.errors import StoreError
 from tp_engine.adapters.store.index import Alias, Move, RevisionRow, RevisionState
 from tp_engine.adapters.store.manifest import LAYOUT_VERSION, Manifest, ModuleEntry
-from tp_engine.adapters.store.store import AdapterStore, StoreError
+from tp_engine.adapters.store.store import AdapterStore
 
 __all__ = [
     "LAYOUT_VERSION",

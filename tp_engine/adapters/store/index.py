@@ -19,9 +19,10 @@ from typing import Final
 
 import msgspec
 
+from tp_engine.adapters.store import names
 from tp_engine.adapters.store.manifest import Manifest
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 """Kept as SQLite's ``user_version``."""
 _SCHEMA: Final = """
 CREATE TABLE revisions (
@@ -34,14 +35,17 @@ CREATE TABLE revisions (
 CREATE TABLE aliases (
     name TEXT PRIMARY KEY,
     digest TEXT NOT NULL REFERENCES revisions (digest),
-    pinned INTEGER NOT NULL DEFAULT 0
+    pinned INTEGER NOT NULL DEFAULT 0,
+    held INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE INDEX aliases_by_digest ON aliases (digest);
 CREATE TABLE moves (
     id INTEGER PRIMARY KEY,
     name TEXT NOT NULL,
     digest TEXT NOT NULL REFERENCES revisions (digest),
-    at REAL NOT NULL
+    at REAL NOT NULL,
+    pushed INTEGER NOT NULL,
+    undone INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE INDEX moves_by_name ON moves (name, id);
 CREATE INDEX moves_by_digest ON moves (digest);
@@ -53,7 +57,7 @@ class RevisionState(StrEnum):
 
     READY = "ready"
     DRAINING = "draining"
-    """No new request gets it; running ones keep it."""
+    """No name refers to it any more; requests that run may still need it."""
     FAILED = "failed"
     """Its files are not what they were; see the reason."""
 
@@ -78,6 +82,8 @@ class Alias:
     digest: str
     pinned: bool
     """Kept in memory even when idle."""
+    held: bool
+    """Takes no new requests."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,6 +93,8 @@ class Move:
     digest: str
     at: float
     """Seconds since the epoch."""
+    pushed: bool
+    """Made by a training loop: the next one takes its place."""
 
 
 class StoreIndex:
@@ -166,41 +174,30 @@ class StoreIndex:
 
     # --- names -------------------------------------------------------------------------------
 
-    def move(self, name: str, digest: str) -> None:
-        """Let a name mean a revision from now on.
-
-        Raises:
-            sqlite3.IntegrityError: there is no such revision.
-        """
+    def move(self, name: str, digest: str, *, pushed: bool) -> list[str]:
+        """See `tp_engine.adapters.store.names.move`."""
         with self._change() as db:
-            db.execute(
-                "INSERT INTO aliases (name, digest) VALUES (?, ?) "
-                "ON CONFLICT (name) DO UPDATE SET digest = excluded.digest",
-                (name, digest),
-            )
-            db.execute(
-                "INSERT INTO moves (name, digest, at) VALUES (?, ?, ?)", (name, digest, time.time())
-            )
+            return names.move(db, name, digest, pushed=pushed)
 
     def undo_move(self, name: str) -> None:
-        """Let a name mean what it meant before its last move; it must have moved twice."""
+        """See `tp_engine.adapters.store.names.undo_move`."""
         with self._change() as db:
-            (last, _), (_, digest) = db.execute(
-                "SELECT id, digest FROM moves WHERE name = ? ORDER BY id DESC LIMIT 2", (name,)
-            ).fetchall()
-            db.execute("DELETE FROM moves WHERE id = ?", (last,))
-            db.execute("UPDATE aliases SET digest = ? WHERE name = ?", (digest, name))
+            names.undo_move(db, name)
 
-    def unname(self, name: str) -> None:
-        """Let a name mean nothing, and forget its past."""
+    def unname(self, name: str) -> list[str]:
+        """See `tp_engine.adapters.store.names.unname`."""
         with self._change() as db:
-            db.execute("DELETE FROM aliases WHERE name = ?", (name,))
-            db.execute("DELETE FROM moves WHERE name = ?", (name,))
+            return names.unname(db, name)
 
     def pin(self, name: str, pinned: bool) -> None:
         """Keep what a name means in memory, or no longer."""
         with self._change() as db:
             db.execute("UPDATE aliases SET pinned = ? WHERE name = ?", (int(pinned), name))
+
+    def hold(self, name: str, held: bool) -> None:
+        """Let a name take no new requests, or take them again."""
+        with self._change() as db:
+            db.execute("UPDATE aliases SET held = ? WHERE name = ?", (int(held), name))
 
     def alias(self, name: str) -> Alias | None:
         """What a name means, or None."""
@@ -227,9 +224,11 @@ class StoreIndex:
         """A name's moves that were not undone, the last one first."""
         with self._lock:
             rows = self._db.execute(
-                "SELECT digest, at FROM moves WHERE name = ? ORDER BY id DESC", (name,)
+                "SELECT digest, at, pushed FROM moves WHERE name = ? AND NOT undone "
+                "ORDER BY id DESC",
+                (name,),
             ).fetchall()
-        return [Move(digest=digest, at=at) for digest, at in rows]
+        return [Move(digest=digest, at=at, pushed=bool(pushed)) for digest, at, pushed in rows]
 
     # -----------------------------------------------------------------------------------------
 
@@ -261,5 +260,7 @@ class StoreIndex:
 
     def _aliases(self, where: str, values: tuple[object, ...]) -> list[Alias]:
         with self._lock:
-            rows = self._db.execute(f"SELECT name, digest, pinned FROM aliases {where}", values)
-            return [Alias(name=n, digest=d, pinned=bool(p)) for n, d, p in rows]
+            rows = self._db.execute(
+                f"SELECT name, digest, pinned, held FROM aliases {where}", values
+            ).fetchall()
+        return [Alias(name=n, digest=d, pinned=bool(p), held=bool(h)) for n, d, p, h in rows]

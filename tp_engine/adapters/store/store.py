@@ -7,12 +7,13 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Final
 
 from tp_engine.adapters.config import CONFIG_NAME
 from tp_engine.adapters.errors import shown
 from tp_engine.adapters.reader import WEIGHTS_NAME
 from tp_engine.adapters.revision import AdapterRevision
+from tp_engine.adapters.store.errors import StoreError
 from tp_engine.adapters.store.files import RevisionFiles, sha256_of
 from tp_engine.adapters.store.index import Alias, Move, RevisionRow, RevisionState, StoreIndex
 from tp_engine.adapters.store.manifest import Manifest, module_entries
@@ -21,24 +22,6 @@ log = logging.getLogger(__name__)
 
 FILES: Final = (CONFIG_NAME, WEIGHTS_NAME)
 """Of a revision."""
-StoreErrorCode = Literal[
-    "unknown_name",
-    "unknown_revision",
-    "not_ready",
-    "in_use",
-    "nothing_before",
-    "damaged",
-    "no_store",
-]
-
-
-class StoreError(ValueError):
-    """Something that the store refuses; ``code`` is one of `StoreErrorCode`."""
-
-    def __init__(self, code: StoreErrorCode, message: str) -> None:
-        assert code in get_args(StoreErrorCode)
-        super().__init__(message)
-        self.code: StoreErrorCode = code
 
 
 class AdapterStore:
@@ -61,6 +44,9 @@ class AdapterStore:
         self._lock = threading.Lock()
         self._files = RevisionFiles(root)
         self._index = StoreIndex(root / "index.sqlite")
+        for row in self._index.revisions():
+            if row.state is RevisionState.DRAINING:
+                self._forget_unreferred(row.manifest.digest)
         self._files.sweep(self._index.digests())
         for row in self._index.revisions():
             self._look_over(row)
@@ -112,13 +98,15 @@ class AdapterStore:
         return self._index.revisions(after, limit)
 
     def directory(self, digest: str) -> Path:
-        """The directory of a ready revision, its files checked against their sums.
+        """The directory of a revision, its files checked against their sums.
 
         Raises:
             StoreError: ``unknown_revision``, ``not_ready``, or ``damaged`` if a file is not what
                 it was; the revision is then marked as failed.
         """
-        row = self._check_ready(digest)
+        row = self.revision(digest)
+        if row.state is RevisionState.FAILED:
+            raise _not_ready(row)
         path = self._files.path(digest)
         for name, wanted in row.manifest.files.items():
             found = sha256_of(path / name) if (path / name).is_file() else "nothing"
@@ -155,22 +143,27 @@ class AdapterStore:
     def discard(self, digest: str) -> None:
         """`remove` a revision if no name means it or could be rolled back to it."""
         with self._lock:
-            if not self._index.is_referred_to(digest):
-                self._index.forget(digest)
+            if self._forget_unreferred(digest):
                 self._files.remove(digest)
 
     # --- names -------------------------------------------------------------------------------
 
-    def promote(self, name: str, digest: str) -> Alias:
+    def promote(self, name: str, digest: str, *, pushed: bool = False) -> list[str]:
         """Let a name mean a ready revision from now on; the one before can be rolled back to.
+
+        Args:
+            pushed: whether the next pushed one takes its place, so that it cannot be rolled back
+                to then.
+
+        Returns:
+            The revisions that nothing refers to any more, to `discard` when nobody runs them.
 
         Raises:
             StoreError: ``unknown_revision`` or ``not_ready``.
         """
         with self._lock:
             self._check_ready(digest)
-            self._index.move(name, digest)
-            return self.alias(name)
+            return self._index.move(name, digest, pushed=pushed)
 
     def earlier(self, name: str) -> str:
         """The revision that a name meant before its last move.
@@ -196,16 +189,15 @@ class AdapterStore:
             self._index.undo_move(name)
             return self.alias(name)
 
-    def unname(self, name: str) -> Alias:
-        """Let a name mean nothing; gives what it meant.
+    def unname(self, name: str) -> list[str]:
+        """Let a name mean nothing; the revisions that nothing refers to any more.
 
         Raises:
             StoreError: ``unknown_name``.
         """
         with self._lock:
-            alias = self.alias(name)
-            self._index.unname(name)
-            return alias
+            self.alias(name)
+            return self._index.unname(name)
 
     def pin(self, name: str, pinned: bool) -> Alias:
         """Ask that what a name means is kept in memory, or no longer.
@@ -216,6 +208,17 @@ class AdapterStore:
         with self._lock:
             self.alias(name)
             self._index.pin(name, pinned)
+            return self.alias(name)
+
+    def hold(self, name: str, held: bool) -> Alias:
+        """Let a name take no new requests, or take them again.
+
+        Raises:
+            StoreError: ``unknown_name``.
+        """
+        with self._lock:
+            self.alias(name)
+            self._index.hold(name, held)
             return self.alias(name)
 
     def alias(self, name: str) -> Alias:
@@ -246,9 +249,14 @@ class AdapterStore:
     def _check_ready(self, digest: str) -> RevisionRow:
         row = self.revision(digest)
         if row.state is not RevisionState.READY:
-            why = "" if row.reason is None else f": {row.reason}"
-            raise StoreError("not_ready", f"revision {digest} is {row.state}{why}")
+            raise _not_ready(row)
         return row
+
+    def _forget_unreferred(self, digest: str) -> bool:
+        unreferred = not self._index.is_referred_to(digest)
+        if unreferred:
+            self._index.forget(digest)
+        return unreferred
 
     def _look_over(self, row: RevisionRow) -> None:
         """Mark a revision as failed if its files are gone or cut short."""
@@ -276,3 +284,8 @@ class AdapterStore:
             expected=revision.expected,
             warnings=revision.warnings,
         )
+
+
+def _not_ready(row: RevisionRow) -> StoreError:
+    why = "" if row.reason is None else f": {row.reason}"
+    return StoreError("not_ready", f"revision {row.manifest.digest} is {row.state}{why}")
