@@ -96,7 +96,9 @@ def prefill_tile(rows: int, group: int, dim: int, itemsize: int) -> Tile:
     """Tile of a chunk of at most `rows` rows a sequence."""
     if itemsize == 4:  # products in full float32 run without tensor cores, from registers
         return Tile(lines=max(16, power_of_two(group)), keys=16, warps=4, stages=2)
-    lines = max(16, power_of_two(group), min(128, power_of_two(rows * group)))
+    # Partial results of 128 lines of more than 128 values would not fit into shared memory.
+    most = 128 if dim <= 128 else 64
+    lines = max(16, power_of_two(group), min(most, power_of_two(rows * group)))
     keys = 64 if dim <= 128 else 32
     return Tile(lines=lines, keys=keys, warps=8 if lines >= 128 else 4, stages=3)
 

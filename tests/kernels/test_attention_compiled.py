@@ -101,11 +101,14 @@ def test_decode(
 
 
 @pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize(("rows", "group", "dim"), [(2048, 4, 128), (5, 7, 80), (512, 1, 256)])
-def test_prefill(rows: int, group: int, dim: int, capability: int) -> None:
+@pytest.mark.parametrize(
+    ("rows", "group", "dim", "splits"),
+    [(2048, 4, 128, False), (2048, 4, 128, True), (5, 7, 80, True), (512, 2, 256, True)],
+)
+def test_prefill(rows: int, group: int, dim: int, splits: bool, capability: int) -> None:
     tile = prefill_tile(rows, group, dim, 2)
     constants = attention_constants(tile.lines, tile.keys, group, dim, group == 7)
-    constants |= {"BLOCK_B": 64, "HAS_DECODES": True, "HAS_SPLITS": rows < 512, "MIN_SPLIT": 256}
+    constants |= {"BLOCK_B": 64, "HAS_DECODES": True, "HAS_SPLITS": splits, "MIN_SPLIT": 256}
     found = compiled(prefill_kernel, constants, capability, tile.warps, tile.stages)
     assert found.metadata.shared <= SHARED_MEMORY[capability]
     product = "wgmma" if capability == 90 and tile.lines >= 64 else "mma.sync"

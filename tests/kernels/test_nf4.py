@@ -1,6 +1,5 @@
 """NF4 against bitsandbytes on CPU, bit for bit, and the projection against its reference."""
 
-import bitsandbytes.functional as bnb
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,6 +10,8 @@ from kernels.dispatch import Ops
 from kernels.nf4 import NF4_CODE, DenseWeight, NF4Weight
 from kernels.nf4 import cpu as nf4_cpu
 from tests.kernels.truth import REFERENCE, assert_near
+
+bnb = pytest.importorskip("bitsandbytes.functional")
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
