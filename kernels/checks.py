@@ -84,6 +84,18 @@ def check_spans(y: Tensor, sites: tuple[int, ...], spans: tuple[tuple[int, int],
         end = start + width
 
 
+def check_affine(
+    y: Tensor,
+    sites: tuple[int, ...],
+    spans: tuple[tuple[int, int], ...],
+    bias: Tensor | None,
+) -> None:
+    """Check what `lora_affine_` has beyond `check_lora`."""
+    check_spans(y, sites, spans)
+    if bias is not None and (bias.shape != (y.shape[1],) or not bias.is_floating_point()):
+        reject("bias", f"floating point [{y.shape[1]}]", bias)
+
+
 def check_caches(heads: Tensor, name: str, k_cache: Tensor, v_cache: Tensor) -> None:
     """Check `heads` [T, H, D] beside the two caches."""
     if k_cache.ndim != 4 or not _inner_contiguous(k_cache):

@@ -12,8 +12,9 @@ from kernels.entry import Embed, SpellOut
 from kernels.entry import reference as entry_reference
 from kernels.fused import AddRMSNorm, RMSNorm, Rotary, SiluMul
 from kernels.fused import cpu as fused_cpu
-from kernels.lora import LoraAdd, LoraExpand, LoraShrink, LoraSiluMul
+from kernels.lora import LoraAdd, LoraAffine, LoraExpand, LoraShrink, LoraSiluMul
 from kernels.lora import cpu as lora_cpu
+from kernels.lora import cpu_affine as lora_cpu_affine
 from kernels.lora import deterministic as lora_deterministic
 from kernels.nf4 import Dequantize, Linear, NormLinear, Prepare, QuantizeBlocks
 from kernels.nf4 import cpu as nf4_cpu
@@ -43,6 +44,8 @@ class Ops:
     """y += scale * h B^T of each row's own adapter, in place."""
     lora_add_: LoraAdd
     """Both at once."""
+    lora_affine_: LoraAffine
+    """Gains and biases of each row's own adapter, in place."""
     store_kv: StoreKV
     """Write this step's keys and values into their pages."""
     rotate_store: RotateStore
@@ -104,6 +107,7 @@ def gpu_ops() -> Ops:
     from kernels.entry import gpu as entry_gpu
     from kernels.fused import gpu as fused_gpu
     from kernels.lora import gpu as lora_gpu
+    from kernels.lora import gpu_affine as lora_gpu_affine
     from kernels.lora import gpu_silu as lora_gpu_silu
     from kernels.nf4 import gpu as nf4_gpu
     from kernels.sampling import gpu as sampling_gpu
@@ -117,6 +121,7 @@ def gpu_ops() -> Ops:
         lora_shrink=lora_gpu.lora_shrink,
         lora_expand_=lora_gpu.lora_expand_,
         lora_add_=lora_gpu.lora_add_,
+        lora_affine_=lora_gpu_affine.lora_affine_,
         store_kv=attention_gpu.store_kv,
         rotate_store=attention_gpu.rotate_store,
         paged_attention=attention_gpu.paged_attention,
@@ -146,6 +151,7 @@ _CPU = Ops(
     lora_shrink=lora_cpu.lora_shrink,
     lora_expand_=lora_cpu.lora_expand_,
     lora_add_=lora_cpu.lora_add_,
+    lora_affine_=lora_cpu_affine.lora_affine_,
     store_kv=attention_cpu.store_kv,
     rotate_store=attention_cpu.rotate_store,
     paged_attention=attention_cpu.paged_attention,

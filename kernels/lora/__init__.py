@@ -37,6 +37,9 @@ class LoraSegments:
     """int64 [G], the descriptor number of each segment; -1: base rows."""
     max_rank: int
     """The largest r of any site of any adapter in the step; 0: no adapter."""
+    affine: bool = False
+    """Whether any adapter in the step has a gain or a bias row; if none has, `lora_affine_` has
+    nothing to do."""
     max_rows: int | None = None
     """No segment of an adapter has more rows; None: no bound but T. Kernels choose by it."""
     tiles: Tensor | None = None
@@ -157,6 +160,35 @@ class LoraAdd(Protocol):
         ...
 
 
+class LoraAffine(Protocol):
+    """What an adapter does to a projection beside its delta: gains (DoRA) and biases."""
+
+    def __call__(
+        self,
+        y: Tensor,
+        arena: Tensor,
+        descriptors: Tensor,
+        segments: LoraSegments,
+        *,
+        layer: int,
+        sites: tuple[int, ...],
+        num_sites: int,
+        spans: tuple[tuple[int, int], ...],
+        bias: Tensor | None,
+    ) -> None:
+        """Apply the gain row and the bias row of each row's own adapter, where there are such.
+
+        Semantics: with c = bias, or 0 if it is None, and in the columns of spans[i], y[t] becomes
+        (y[t] - c) * gain + c + own for the gain (or 1) and bias row (or 0) of sites[i] of t's
+        adapter, in float32, rounded once to y.dtype. Where neither is there, y keeps its bits.
+
+        y [T, N_total] floating point, written in place; bias [N_total], which y has in it and gains
+        do not scale; the rest as in `lora_expand_`. Raises ValueError, naming the argument, on a
+        wrong shape or dtype.
+        """
+        ...
+
+
 class LoraSiluMul(Protocol):
     """The gated activation, behind a projection with deltas and before another."""
 
@@ -185,4 +217,4 @@ class LoraSiluMul(Protocol):
         ...
 
 
-__all__ = ["LoraAdd", "LoraExpand", "LoraSegments", "LoraShrink", "LoraSiluMul"]
+__all__ = ["LoraAdd", "LoraAffine", "LoraExpand", "LoraSegments", "LoraShrink", "LoraSiluMul"]

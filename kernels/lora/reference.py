@@ -7,7 +7,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from kernels.checks import check_expand, check_lora, check_segment_rows, check_sites
+from kernels.checks import (
+    check_affine,
+    check_expand,
+    check_lora,
+    check_segment_rows,
+    check_sites,
+)
 from kernels.lora import LoraSegments
 
 
@@ -85,6 +91,48 @@ def lora_add_(
     lora_expand_(y, h, *memory, layer=layer, sites=sites, num_sites=num_sites, spans=spans)
 
 
+def lora_affine_(
+    y: Tensor,
+    arena: Tensor,
+    descriptors: Tensor,
+    segments: LoraSegments,
+    *,
+    layer: int,
+    sites: tuple[int, ...],
+    num_sites: int,
+    spans: tuple[tuple[int, int], ...],
+    bias: Tensor | None,
+) -> None:
+    """See `kernels.lora.LoraAffine`."""
+    check_lora(y, "y", arena, descriptors, layer, num_sites)
+    check_sites(sites, num_sites)
+    check_affine(y, sites, spans, bias)
+    check_segment_rows("y", y.shape[0], int(segments.offsets[-1]))
+    for site, (first, width) in zip(sites, spans, strict=True):
+        columns = slice(first, first + width)
+        base = y.new_zeros(width) if bias is None else bias[columns]
+        for start, stop, number in _adapter_segments(segments):
+            gain, own = _read_affine(descriptors, number, layer, site, num_sites)
+            values = y[start:stop, columns].float()
+            if gain >= 0:
+                (row,) = _rows(arena, [gain], width, torch.float32)
+                values = (values - base.float()) * row + base.float()
+            if own >= 0:
+                values = values + _rows(arena, [own], width, torch.float32)
+            y[start:stop, columns] = values.to(y.dtype)
+
+
+def _read_affine(
+    descriptors: Tensor, number: int, layer: int, site: int, num_sites: int
+) -> tuple[int, int]:
+    """Return the byte offsets of the gain and of the bias row; -1: there is none."""
+    at = number + 2 * (layer * num_sites + site)
+    head = int(descriptors[at])
+    first, rank = number + (head >> 16), head & 0xFFFF
+    gain, own = descriptors[first + 2 * rank : first + 2 * rank + 2].tolist() if rank else (-1, -1)
+    return gain, own
+
+
 def _adapter_segments(segments: LoraSegments) -> Iterator[tuple[int, int, int]]:
     """Yield (first row, end row, descriptor number) of each segment that has an adapter."""
     bounds: list[int] = segments.offsets.tolist()
@@ -111,4 +159,4 @@ def _rows(arena: Tensor, offsets: list[int], width: int, dtype: torch.dtype) -> 
     return torch.stack([arena[o : o + size].view(dtype).float() for o in offsets])
 
 
-__all__ = ["lora_add_", "lora_expand_", "lora_shrink"]
+__all__ = ["lora_add_", "lora_affine_", "lora_expand_", "lora_shrink"]

@@ -31,11 +31,17 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Factors:
-    """A [r, K], B [N, r] and the scale of one site."""
+    """A [r, K], B [N, r] and the scale of one site; gain and bias are float32 [N] or None."""
 
     a: Tensor
     b: Tensor
     scale: float
+    gain: Tensor | None = None
+    bias: Tensor | None = None
+
+    def rows(self) -> list[Tensor]:
+        """All rows, in the order of a record's offsets."""
+        return [*self.a, *self.b.T, *(row for row in (self.gain, self.bias) if row is not None)]
 
 
 Adapter = Mapping[Site, Factors]
@@ -51,6 +57,21 @@ def make_adapter(shape: Shape, ranks: Mapping[Site, int]) -> Adapter:
         )
         for (layer, site), rank in ranks.items()
     }
+
+
+def with_affine(adapter: Adapter, kinds: Sequence[str]) -> Adapter:
+    """The adapter with random rows: a kind a site, in turn, "gain", "bias", "both" or "none"."""
+    return {
+        place: replace(
+            factors,
+            gain=torch.rand(len(factors.b)) + 0.5 if kinds[i % len(kinds)] in GAINS else None,
+            bias=torch.randn(len(factors.b)) if kinds[i % len(kinds)] in BIASES else None,
+        )
+        for i, (place, factors) in enumerate(adapter.items())
+    }
+
+
+GAINS, BIASES = ("gain", "both"), ("bias", "both")
 
 
 def uniform(shape: Shape, rank: int) -> Adapter:
@@ -97,7 +118,7 @@ def place(shape: Shape, adapters: Sequence[Adapter], *, scattered: bool = False)
     numbers = []
     end = 32
     for adapter in adapters:
-        lines = [row for f in adapter.values() for row in (*f.a, *f.b.T)]
+        lines = [row for f in adapter.values() for row in f.rows()]
         order = random.sample(range(len(lines)), len(lines)) if scattered else range(len(lines))
         offsets = [0] * len(lines)
         for index in order:
@@ -128,7 +149,9 @@ def _record(shape: Shape, adapter: Adapter, offsets: list[int]) -> list[int]:
         at = 2 * (layer * shape.sites + site)
         head[at] = (first << 16) | len(factors.a)
         (head[at + 1],) = struct.unpack("<q", struct.pack("<d", factors.scale))
-        rank_rows, offsets = offsets[: 2 * len(factors.a)], offsets[2 * len(factors.a) :]
-        rows += [*rank_rows, -1, -1]
+        taken = iter(offsets)
+        rows += [next(taken) for _ in range(2 * len(factors.a))]
+        rows += [-1 if row is None else next(taken) for row in (factors.gain, factors.bias)]
+        offsets = list(taken)
         first = len(head) + len(rows)
     return head + rows

@@ -21,6 +21,7 @@ REFERENCE = Ops(
     lora_shrink=lora.lora_shrink,
     lora_expand_=lora.lora_expand_,
     lora_add_=lora.lora_add_,
+    lora_affine_=lora.lora_affine_,
     store_kv=attention.store_kv,
     rotate_store=attention.rotate_store,
     paged_attention=attention.paged_attention,
