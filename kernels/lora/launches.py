@@ -36,7 +36,12 @@ def row_grid(segments: LoraSegments, rows: int, block_rows: int) -> tuple[int, i
     packed = count + rows // block_rows
     if count * each <= packed:
         return count * each, each, 0
-    return packed, 1, triton.next_power_of_2(count)
+    return packed, 1, segment_block(count)
+
+
+def segment_block(count: int) -> int:
+    """BLOCK_SEGMENTS for `count` segments: one for most steps, as each is compiled by itself."""
+    return max(64, triton.next_power_of_2(count))
 
 
 def launch_options(device: torch.device, warps: int) -> dict[str, int | bool]:
@@ -53,4 +58,5 @@ __all__ = [
     "launches",
     "padded",
     "row_grid",
+    "segment_block",
 ]

@@ -10,7 +10,14 @@ import triton
 from torch import Tensor
 
 from kernels.lora import LoraSegments
-from kernels.lora.launches import PRECISION, launch_options, launches, padded, row_grid
+from kernels.lora.launches import (
+    PRECISION,
+    launch_options,
+    launches,
+    padded,
+    row_grid,
+    segment_block,
+)
 from kernels.lora.prefill_plans import (
     PrefillExpandPlan,
     PrefillShrinkPlan,
@@ -170,7 +177,7 @@ def silu_mul(
         h_down.stride(0),
         *[2 * (layer * num_sites + site) for site in (*sites, down)],
         PARTS=parts.shape[0],
-        BLOCK_SEGMENTS=triton.next_power_of_2(count),
+        BLOCK_SEGMENTS=segment_block(count),
         BLOCK_ROWS=plan.block_rows,
         BLOCK_RANKS=plan.block_ranks,
         BLOCK_N=plan.block_columns,
