@@ -36,6 +36,8 @@ class GraphKey:
     max_context: int
     max_rank: int
     """0: without adapters."""
+    traits: int = 0
+    """Of the adapters, as the plan has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,7 @@ class DecodeGraphs:
             size=next(size for size in self._sizes if size >= rows),
             max_context=bound(host.max_context, MIN_CONTEXT, 4, self._max_context),
             max_rank=bound(host.max_rank, MIN_RANK, 2) if host.max_rank else 0,
+            traits=host.traits,
         )
 
     def capture_all(self, max_rank: int) -> None:
@@ -148,6 +151,7 @@ def _bounded(host: HostStep, key: GraphKey) -> HostStep:
         host,
         max_context=key.max_context,
         max_rank=key.max_rank,
+        traits=key.traits,
         max_rows=key.size,
     )
 
@@ -171,6 +175,7 @@ def _empty_step(key: GraphKey, spare_slot: int) -> HostStep:
         max_query=1,
         max_context=key.max_context,
         max_rank=key.max_rank,
+        traits=key.traits,
         max_rows=key.size,
     )
     return _bounded(empty.padded(key.size, spare_slot), key)

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 MAGIC = 0x7450_4C41_4E
-VERSION = 2
+VERSION = 3
 LAST_SAMPLED = -1
 """As a row's token: the token that the row's slot sampled last."""
 NO_ADAPTER = -1
@@ -76,6 +76,8 @@ class StepPlan:
     """Adapter segments [G, 2]: rows, descriptor number or `NO_ADAPTER`."""
     max_rank: int = 0
     """Largest LoRA rank among the segments."""
+    traits: int = 0
+    """What the step's adapters need beside deltas: bits of `tp_engine.adapters.AdapterTraits`."""
     publish: IntArray = field(default_factory=_empty)
     """Adapters to copy into the arena before the pass: per adapter its handle, descriptor number,
     page count, page ids."""
@@ -120,7 +122,7 @@ class StepPlan:
 
 
 _PAYLOAD = tuple(f.name for f in fields(StepPlan) if f.name not in ("kind", "step"))
-_SCALARS = frozenset({"max_rank", "candidates"})
+_SCALARS = frozenset({"max_rank", "traits", "candidates"})
 HEADER_WORDS = 5 + len(_PAYLOAD)
 """Words before the first field."""
 

@@ -98,6 +98,7 @@ class AdapterRoster:
             pages=pages,
             words=words,
             max_rank=revision.max_rank,
+            traits=int(revision.traits),
         )
         self._carry_out(PlanKind.DELIVER, (handle, pages, words), images)
 

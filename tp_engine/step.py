@@ -16,6 +16,7 @@ from torch import Tensor
 from kernels import AttentionBatch, LoraSegments
 from kernels.entry import SpellOut
 from kernels.lora.tiles import tile_table
+from tp_engine.adapters import AdapterTraits
 from tp_engine.layers import LoraBatch, StepInput
 from tp_engine.plan import NO_ADAPTER, IntArray, StepPlan
 
@@ -61,6 +62,8 @@ class HostStep:
     """Largest context, or a bound of it."""
     max_rank: int
     """Largest LoRA rank, or a bound of it; 0 without adapters."""
+    traits: int
+    """Bits of `AdapterTraits`."""
     max_rows: int
     """Most rows of an adapter's segment."""
 
@@ -93,6 +96,7 @@ class HostStep:
             max_query=int(rows.max()),
             max_context=int(contexts.max()),
             max_rank=plan.max_rank,
+            traits=plan.traits,
             max_rows=int(lengths[descriptors >= 0].max(initial=0)),
         )
 
@@ -234,6 +238,7 @@ class StepMemory:
             offsets=fields["segment_offsets"],
             descriptors=fields["descriptors"],
             max_rank=host.max_rank,
+            affine=bool(host.traits & AdapterTraits.AFFINE),
             max_rows=host.max_rows,
             tiles=fields["tiles"].view(-1, 4),
         )

@@ -170,7 +170,7 @@ def make_engine(
 
 def add_adapter(engine: Engine, name: str, pages: int = 2) -> Any:
     """Register an adapter; gives its revision."""
-    revision = SimpleNamespace(digest=name, max_rank=4, source=name)
+    revision = SimpleNamespace(digest=name, max_rank=4, traits=0, source=name)
     image = FakeImage(
         name=name,
         pages=torch.zeros((pages, LAYOUT.page_bytes), dtype=torch.uint8),

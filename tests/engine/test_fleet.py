@@ -46,7 +46,7 @@ class FakeLoader:
             raise AdapterError("not_finite", f"{name} has a NaN")
         pages = int(name.split("-")[1])
         revision = SimpleNamespace(
-            digest=name, max_rank=4, source=name, applied=1, expected=1, warnings=()
+            digest=name, max_rank=4, traits=0, source=name, applied=1, expected=1, warnings=()
         )
         image = FakeImage(
             name=name,

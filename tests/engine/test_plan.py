@@ -24,7 +24,7 @@ from tp_engine.plan import (
 )
 
 WORD = st.integers(-(2**63), 2**63 - 1)
-SCALARS = ("max_rank", "candidates")
+SCALARS = ("max_rank", "traits", "candidates")
 ARRAYS = [f.name for f in dataclasses.fields(StepPlan) if f.name not in ("kind", "step", *SCALARS)]
 SMALL = StepPlan(
     kind=PlanKind.STEP,
@@ -32,6 +32,7 @@ SMALL = StepPlan(
     tokens=np.array([5, LAST_SAMPLED, 6], np.int64),
     segments=np.array([1, NO_ADAPTER, 2, 40], np.int64),
     max_rank=8,
+    traits=3,
 )
 
 

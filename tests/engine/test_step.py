@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from kernels.entry.reference import spell_out
+from tp_engine.adapters import AdapterTraits
 from tp_engine.plan import LAST_SAMPLED, NO_ADAPTER, PlanKind, StepPlan
 from tp_engine.step import NARROW, WIDE, HostStep, StepMemory
 
@@ -98,6 +101,10 @@ def test_the_decoder_sees_sampled_tokens_pages_and_adapters() -> None:
     assert seen.lora.segments.descriptors.tolist() == [12, -1]
     assert seen.lora.segments.tiles is not None
     assert seen.lora.segments.tiles.tolist() == [[12, 0, 1, 1]]
+    assert not seen.lora.segments.affine
+    affine = replace(host, traits=int(AdapterTraits.AFFINE))
+    seen = memory.step_input(affine, affine.pack(pinned=False))
+    assert seen.lora is not None and seen.lora.segments.affine
     spare = HostStep.of(plan([[1, 1, 18, 1]], [[1, -1]], max_rank=0)).padded(2, 2)
     padded = memory.step_input(spare, spare.pack(pinned=False))
     assert padded.attention.write_pages.tolist() == [8, -1]

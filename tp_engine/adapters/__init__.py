@@ -13,6 +13,7 @@ from tp_engine.adapters.reader import read_adapter
 from tp_engine.adapters.record import head_words, relocate, rows_of
 from tp_engine.adapters.registry import AdapterRegistry, ResolvedModel, UnknownModel
 from tp_engine.adapters.revision import AdapterRevision, LoraModule, digest_of
+from tp_engine.adapters.traits import AdapterTraits
 
 __all__ = [
     "AdapterError",
@@ -20,6 +21,7 @@ __all__ = [
     "AdapterLoadError",
     "AdapterRegistry",
     "AdapterRevision",
+    "AdapterTraits",
     "LoadReport",
     "LoraModule",
     "ResolvedModel",

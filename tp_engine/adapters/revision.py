@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tp_engine.adapters.layout import ModuleRows
 from tp_engine.adapters.targets import Place, module_name
+from tp_engine.adapters.traits import AdapterTraits
 
 _FORMAT: Final = b"tp-engine adapter revision 1\n"
 
@@ -88,9 +89,10 @@ class AdapterRevision:
         return max(module.rank for module in self.modules.values())
 
     @property
-    def affine(self) -> bool:
-        """Whether any module has a gain or a bias."""
-        return any(len(module.tensors) > 2 for module in self.modules.values())
+    def traits(self) -> AdapterTraits:
+        """What a step must do for it beside deltas."""
+        affine = any(module.rows.gain or module.rows.bias for module in self.modules.values())
+        return AdapterTraits.AFFINE if affine else AdapterTraits.NONE
 
     @property
     def nbytes(self) -> int:

@@ -41,6 +41,7 @@ class ColumnParallel:
         """x [T, K] -> [T, N local], members side by side."""
         y = self._base(x)
         self.lora.add_(y, x, lora, self.ops)
+        self.lora.affine_(y, self.bias, lora, self.ops)
         return y
 
     def after_norm(
@@ -70,7 +71,7 @@ class RowParallel:
     the ranks (see `sum_add_norm`).
 
     A is cut like the in-features and B is whole, so that one sum takes the base's and the
-    adapters' parts together. Rank 0 alone adds the bias.
+    adapters' parts together. Gains apply to each rank's part; rank 0 alone adds biases.
     """
 
     weight: Weight
@@ -83,9 +84,11 @@ class RowParallel:
 
     def __call__(self, x: Tensor, lora: LoraBatch | None, h: Tensor | None = None) -> Tensor:
         """x [T, K local] -> [T, N], this rank's part; h, if known: `ops.lora_shrink` of x."""
-        y = self.ops.linear(x, self.weight, self.bias if self.comm.rank == 0 else None)
+        bias = self.bias if self.comm.rank == 0 else None
+        y = self.ops.linear(x, self.weight, bias)
         if lora is None or h is None:
             self.lora.add_(y, x, lora, self.ops)
         else:
             self.lora.expand_(y, h, lora, self.ops)
+        self.lora.affine_(y, bias, lora, self.ops)
         return y

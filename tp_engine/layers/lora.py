@@ -56,6 +56,23 @@ class LoraSites:
             spans=self.spans,
         )
 
+    def affine_(self, y: Tensor, bias: Tensor | None, batch: LoraBatch | None, ops: Ops) -> None:
+        """Apply each row's own gains and biases to y [T, N], which has the base's bias [N] in it
+        and its delta too; nothing to do without such adapters."""
+        if batch is None or not batch.segments.affine:
+            return
+        ops.lora_affine_(
+            y,
+            batch.arena,
+            batch.descriptors,
+            batch.segments,
+            layer=self.layer,
+            sites=self.sites,
+            num_sites=len(SITES),
+            spans=self.spans,
+            bias=bias,
+        )
+
     def expand_(self, y: Tensor, h: Tensor, batch: LoraBatch, ops: Ops) -> None:
         """y [T, N] += the delta of which h is the first half, as `ops.lora_shrink` returns it."""
         ops.lora_expand_(

@@ -32,8 +32,11 @@ class MLP:
     def of_rows(self, x: Tensor, lora: LoraBatch) -> Tensor:
         """x [T, H] -> [T, H], this rank's part; what `gate_up` and a call give one after the other.
 
-        Where one launch does it, the deltas of gate and up are added in the activation.
+        Where one launch does it, the deltas of gate and up are added in the activation; gains and
+        biases have no place in that launch.
         """
+        if lora.segments.affine:
+            return self(self.gate_up(x, lora), lora)
         gate_up = self.gate_up(x, None)
         fused = self._activate(gate_up, x, lora)
         if fused is None:

@@ -27,6 +27,8 @@ class AdapterFootprint:
     words: int
     """Length of its descriptor record."""
     max_rank: int
+    traits: int = 0
+    """Bits of `tp_engine.adapters.AdapterTraits`."""
 
 
 @dataclass(slots=True)

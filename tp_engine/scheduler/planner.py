@@ -6,7 +6,9 @@ Sequences of one row come first, then the others; in both, those of one adapter 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from itertools import groupby
+from operator import or_
 
 import numpy as np
 
@@ -38,6 +40,7 @@ class Planner:
             self._check_pages(item.request)
         sampled = [item.request.params for item in ordered if item.samples]
         candidates, full_rows = sampling_needs(sampled)
+        adapters = [item.request.adapter for item in ordered if item.request.adapter]
         plan = StepPlan(
             kind=PlanKind.STEP,
             step=self._next(),
@@ -46,9 +49,8 @@ class Planner:
             sequences=_array([number for item in ordered for number in _sequence(item)]),
             tokens=_array([token for item in ordered for token in _tokens(item)]),
             segments=_array(_segments(ordered)),
-            max_rank=max(
-                (i.request.adapter.max_rank for i in ordered if i.request.adapter), default=0
-            ),
+            max_rank=max((adapter.max_rank for adapter in adapters), default=0),
+            traits=reduce(or_, (adapter.traits for adapter in adapters), 0),
             publish=_array(self._publish()),
             candidates=candidates,
             full_rows=_array(full_rows),
