@@ -41,7 +41,7 @@ def row_grid(segments: LoraSegments, rows: int, block_rows: int) -> tuple[int, i
 
 def segment_block(count: int) -> int:
     """BLOCK_SEGMENTS for `count` segments: one for most steps, as each is compiled by itself."""
-    return max(64, triton.next_power_of_2(count))
+    return max(64, int(triton.next_power_of_2(count)))
 
 
 def launch_options(device: torch.device, warps: int) -> dict[str, int | bool]:
