@@ -162,7 +162,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     """Reuse the pages of equal prompt beginnings (same adapter revision and tenant)."""
     enforce_eager: bool = False
-    """On a GPU, launch every kernel of a decode step instead of replaying captured steps."""
+    """On a GPU, launch every kernel of a step instead of replaying captured steps."""
     deterministic: bool = False
     """Make a request's tokens independent of whatever shares its batch, at some cost in speed."""
     seed: int | None = None

@@ -173,7 +173,7 @@ class Engine:
         return True
 
     def capture(self) -> None:
-        """Let the ranks capture their decode steps, for the adapters that there are."""
+        """Let the ranks capture their steps of few rows, for the adapters that there are."""
         ranks = [adapter.max_rank for adapter in self.adapters.values()]
         plan = self._planner.control(PlanKind.CAPTURE, max_rank=max(ranks, default=0))
         self._send(plan)

@@ -47,7 +47,7 @@ class PlanKind(IntEnum):
     STOP = 5
     """Leave the serving loop and the process."""
     CAPTURE = 6
-    """Capture decode graphs for LoRA ranks up to ``max_rank``."""
+    """Capture steps of few rows for LoRA ranks up to ``max_rank``."""
     DELIVER = 7
     """Begin to receive an adapter's page images (`register`), see `tp_engine.delivery`."""
 

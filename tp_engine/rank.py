@@ -202,7 +202,7 @@ def _build_runner(
     arena: Arena,
 ) -> Runner:
     config, spec, comm = joined.config, joined.spec, joined.comm
-    assert config.max_model_len is not None
+    assert config.max_model_len is not None and config.max_num_batched_tokens is not None
     cut = cuts[comm.rank]
     ops = ops_for(comm.device, deterministic=config.deterministic)
     decoder = Decoder(
@@ -220,6 +220,7 @@ def _build_runner(
         kv=kv_views(arena.memory, arena.layout, spec.dims(), cut),
         max_num_seqs=config.max_num_seqs,
         max_model_len=config.max_model_len,
+        max_num_batched_tokens=config.max_num_batched_tokens,
         device=comm.device,
         spell_out=ops.spell_out,
         capture=ops.capturable and joined.backend == "nccl" and not config.enforce_eager,

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from kernels.entry import SpellOut
 from tp_engine.adapters import AdapterImage, relocate
-from tp_engine.graphs import DecodeGraphs
+from tp_engine.graphs import StepGraphs
+from tp_engine.host_step import HostStep
 from tp_engine.memory import PageLayout
 from tp_engine.models import Decoder
 from tp_engine.plan import IntArray, SlotInit, StepPlan
 from tp_engine.sampling import Sampled, Sampler
-from tp_engine.step import HostStep, StepLogits, StepMemory
+from tp_engine.step import StepLogits, StepMemory
 from tp_engine.transfer import to_device
 
 
@@ -65,6 +66,7 @@ class Runner:
         kv: list[tuple[Tensor, Tensor]],
         max_num_seqs: int,
         max_model_len: int,
+        max_num_batched_tokens: int,
         device: torch.device,
         spell_out: SpellOut,
         capture: bool,
@@ -73,7 +75,7 @@ class Runner:
 
         Args:
             sampler: with one slot more than ``max_num_seqs``, for padding.
-            capture: run decode steps as CUDA graphs.
+            capture: run decode steps, and others of few rows, as CUDA graphs.
         """
         self._decoder = decoder
         self._sampler = sampler
@@ -92,12 +94,13 @@ class Runner:
             block_tokens=arena.layout.block_tokens,
             spell_out=spell_out,
         )
-        self._graphs: DecodeGraphs | None = None
+        self._graphs: StepGraphs | None = None
         if capture:
-            self._graphs = DecodeGraphs(
+            self._graphs = StepGraphs(
                 self._compute,
                 max_num_seqs=max_num_seqs,
                 max_model_len=max_model_len,
+                max_rows=max_num_batched_tokens,
                 device=device,
             )
         self.forward_calls = 0
@@ -135,7 +138,7 @@ class Runner:
 
     @torch.inference_mode()
     def capture(self, max_rank: int) -> None:
-        """Capture decode graphs now rather than when they are first needed."""
+        """Capture steps now rather than when they are first needed."""
         if self._graphs is not None:
             self._graphs.capture_all(max_rank)
 

@@ -6,7 +6,7 @@ a compilation takes a second, in which no token is made.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -22,24 +22,32 @@ _DRAWN = msgspec.structs.replace(_GREEDY, temperature=1.0, top_p=0.9, seed=0)
 
 
 def warm_up(engine: Engine, *, gpu: bool) -> None:
-    """Run steps of the base and of one adapter through all ranks, uncounted, and let the ranks
-    capture their decode steps.
+    """Let the ranks capture their steps of few rows, and run steps of the base, of one adapter and
+    of both together through them, uncounted.
 
     Args:
         gpu: do it for every range of rows that kernels are compiled for, not just for one row.
     """
-    rows = (*GPU_ROWS, engine.limits.max_num_batched_tokens) if gpu else (1,)
+    engine.capture()
     before = dict(engine.counters)
-    for count in rows:
-        for digest in ["", *list(engine.adapters)[:1]]:
-            for message in _prompts(engine, count, digest):
-                engine.submit(message, digest)
-            while engine.requests:
-                engine.step()
+    for count in (*GPU_ROWS, engine.limits.max_num_batched_tokens) if gpu else (1,):
+        _run(engine, {"": count})
+        for digest in list(engine.adapters)[:1]:
+            _run(engine, {digest: count})
+            if count > 1:  # segments of unequal lengths are looked up, a single one is not
+                _run(engine, {"": -(-count // 4), digest: count - -(-count // 4)})
     while engine.prefix.evictable():
         engine.prefix.evict_oldest()
     engine.counters.update(before)
-    engine.capture()
+
+
+def _run(engine: Engine, rows: Mapping[str, int]) -> None:
+    """A step of so many prompt tokens by revision, and what follows from it."""
+    for digest, count in rows.items():
+        for message in _prompts(engine, count, digest):
+            engine.submit(message, digest)
+    while engine.requests:
+        engine.step()
 
 
 def _prompts(engine: Engine, rows: int, digest: str) -> Iterator[Submit]:

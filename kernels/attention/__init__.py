@@ -18,8 +18,9 @@ from torch import Tensor
 class AttentionBatch:
     """Where the keys and values of a step's sequences lie. A new one is made for every step.
 
-    On CUDA a captured step may be padded: with sequences of one row and no context, whose K and V
-    go to a negative page. Nothing is stored for them, and what attention returns is not fixed.
+    On CUDA a captured step may be padded: with sequences of one row and no context, with sequences
+    without rows, and with rows behind those of all sequences; K and V of such rows go to a negative
+    page. Nothing is stored for them, and what attention returns is not fixed.
 
     Raises ValueError, naming the field, on a wrong shape or dtype.
     """
@@ -39,10 +40,15 @@ class AttentionBatch:
     max_context: int
     """The largest of context_lens, or a bound of it: a captured graph serves shorter ones too."""
     decodes: int = 0
-    """How many sequences have exactly one row, as far as the host counted them. Above 0, all that
-    have one take a faster way in a mixed step; 0 is always right."""
+    """The first so many sequences have one row each, in a captured step at most one: they take a
+    faster way in a mixed step. 0 is always right."""
     memo: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
     """What a backend derived on the host from this batch, shared by all layers of the step."""
+
+    @property
+    def singles(self) -> int:
+        """The first so many sequences have at most one row: as `decodes`, or all."""
+        return self.context_lens.shape[0] if self.max_query <= 1 else self.decodes
 
     def __post_init__(self) -> None:
         for name, ndim in _RANKS.items():

@@ -39,14 +39,14 @@ def launch_decode(
     splits: int,
     new: NewRows | None = None,
 ) -> None:
-    """Write into `out` the rows of the sequences that have one.
+    """Write into `out` the rows of the sequences that have one, of the first `batch.singles`.
 
     With `new`, q is as projected too, and keys and values of the rows are stored on the way.
     Programs of one device share a workspace, so launches must not run on two streams at a time.
     """
     kv_heads, page = k_cache.shape[1:3]
     group, dim = q.shape[1] // kv_heads, q.shape[2]
-    sequences = batch.context_lens.shape[0]
+    sequences = batch.singles
     assert splits == 1 or sequences * kv_heads * splits <= PROGRAMS
     part, lse, count = workspace(q.device, group * dim, group)
     overlap = new is not None and overlaps(q.device)

@@ -1,7 +1,7 @@
 """Paged attention on CUDA: launchers of the Triton kernels.
 
-Sequences of one row take the decode kernel and longer ones the prefill kernel, which also takes
-single rows when the batch doesn't count them. Nothing is read back from the device, and grids
+The first sequences, of one row, take the decode kernel as far as the batch counts them, the others
+the prefill kernel. Nothing is read back from the device, and grids
 follow from host numbers, so that a step can be captured in a CUDA graph; the batch must live as
 long as the graph.
 """
@@ -96,10 +96,10 @@ def paged_attention(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if not q.numel():
         return out
-    q, sequences = _lined(q), batch.context_lens.shape[0]
-    if batch.decodes or batch.max_query <= 1:
+    q = _lined(q)
+    if batch.singles:
         _decode(q, k_cache, v_cache, batch, out, scale, window, None)
-    if batch.decodes < sequences and batch.max_query > 1:
+    if batch.singles < batch.context_lens.shape[0]:
         _prefill(q, k_cache, v_cache, batch, out, scale, window)
     return out
 
@@ -141,7 +141,7 @@ def _decode(
     window: int | None,
     new: NewRows | None,
 ) -> None:
-    pairs = batch.context_lens.shape[0] * k_cache.shape[1]
+    pairs = batch.singles * k_cache.shape[1]
     tile = decode_tile(pairs, batch.max_context, q.shape[2], q.element_size())
     splits = decode_splits(pairs, batch.max_context, tile)
     launch_decode(q, k_cache, v_cache, batch, out, scale * LOG2_E, window, tile, splits, new)
@@ -157,7 +157,7 @@ def _prefill(
     window: int | None,
 ) -> None:
     kv_heads = k_cache.shape[1]
-    group, sequences = q.shape[1] // kv_heads, batch.context_lens.shape[0]
+    group, sequences = q.shape[1] // kv_heads, batch.context_lens.shape[0] - batch.singles
     case = (q, k_cache, v_cache, batch, out, scale * LOG2_E, window)
     if fits_hopper(q, k_cache, v_cache):
         items = hopper_tiles(q.shape[0], sequences, group) * kv_heads

@@ -41,18 +41,19 @@ def launch_hopper(
     window: int | None,
     tile: HopperTile,
 ) -> None:
-    """Write into `out` the rows of all sequences, or of those with more than one row."""
+    """Write into `out` the rows of the sequences behind the first `batch.singles`."""
     kv_heads, page, dim = k_cache.shape[1:]
-    group, sequences = q.shape[1] // kv_heads, batch.context_lens.shape[0]
+    group, first = q.shape[1] // kv_heads, batch.singles
+    sequences = batch.context_lens.shape[0] - first
     tiles = hopper_tiles(q.shape[0], sequences, group)
     hopper_kernel[(-(-tiles * kv_heads // tile.each),)](
         q, _rows_of(k_cache), _rows_of(v_cache), out,
         batch.query_offsets, batch.context_lens, batch.page_table,
         *q.stride()[:2], batch.page_table.stride(0), log2_scale, window or 0,
-        sequences, tiles, kv_heads, tile.each, k_cache.stride(0) // dim,
+        first, sequences, tiles, kv_heads, tile.each, k_cache.stride(0) // dim,
         GROUP=group, DIM=dim, PAGE=page, BLOCK_N=tile.keys,
         BLOCK_B=max(64, power_of_two(sequences)), STAGES=tile.stages,
-        HAS_DECODES=batch.decodes > 0, HAS_WINDOW=window is not None, num_warps=4,
+        HAS_WINDOW=window is not None, num_warps=4,
     )  # fmt: skip
 
 

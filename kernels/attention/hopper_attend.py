@@ -17,22 +17,19 @@ def span_of(item, where, ROWS: gl.constexpr, WARPS: gl.constexpr, sizes: gl.cons
     p_offsets, p_contexts, window, sequences, tiles, heads, _ = where
     BLOCK_N: gl.constexpr = sizes[3]
     BLOCK_B: gl.constexpr = sizes[4]
-    HAS_DECODES: gl.constexpr = sizes[6]
-    HAS_WINDOW: gl.constexpr = sizes[7]
+    HAS_WINDOW: gl.constexpr = sizes[6]
     head = item % heads
     tile = tiles - 1 - item // heads
     layout: gl.constexpr = gl.BlockedLayout([BLOCK_B // 32], [32], [WARPS], [0])
     o_b = gl.arange(0, BLOCK_B, layout=layout)
     m_b = o_b < sequences
-    b_first = gl.load(p_offsets + o_b, mask=m_b, other=0) // ROWS + o_b
+    begin_tile = gl.load(p_offsets) // ROWS
+    b_first = gl.load(p_offsets + o_b, mask=m_b, other=0) // ROWS + o_b - begin_tile
     b = gl.sum((m_b & (b_first <= tile)).to(gl.int32), 0) - 1
     start = gl.load(p_offsets + b)
     rows = gl.load(p_offsets + b + 1) - start
     context = gl.load(p_contexts + b)
-    row = (tile - start // ROWS - b) * ROWS
-    rows_here = rows
-    if HAS_DECODES:
-        rows_here = gl.where(rows == 1, 0, rows)
+    row = (tile + begin_tile - start // ROWS - b) * ROWS
     earliest = context - rows + row
     end = gl.minimum(earliest + ROWS, context)
     low = 0
@@ -40,7 +37,7 @@ def span_of(item, where, ROWS: gl.constexpr, WARPS: gl.constexpr, sizes: gl.cons
     if HAS_WINDOW:
         low = gl.maximum(earliest - window + 1, 0)
         begin = low // BLOCK_N * BLOCK_N
-    blocks = gl.where(row < rows_here, gl.cdiv(end - begin, BLOCK_N), 0)
+    blocks = gl.where(row < rows, gl.cdiv(end - begin, BLOCK_N), 0)
     return head, b, start, row, rows, context, low, begin, blocks
 
 
@@ -170,7 +167,7 @@ def _weigh(b_p, v_parts, stage, b_o0, b_o1, PARTS: gl.constexpr):
 def _soften(b_s, b_peak, b_total, b_position, n, earliest, window, scale, sizes: gl.constexpr):
     """Return (weights of the keys from n on, fade of earlier sums, new peak, new total)."""
     BLOCK_N: gl.constexpr = sizes[3]
-    HAS_WINDOW: gl.constexpr = sizes[7]
+    HAS_WINDOW: gl.constexpr = sizes[6]
     of_s: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     of_o: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     masked = n + BLOCK_N > earliest + 1

@@ -24,7 +24,16 @@ copy_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 
 
 @gluon.jit(
-    do_not_specialize=["stride_table", "window", "sequences", "tiles", "heads", "each", "page_rows"]
+    do_not_specialize=[
+        "stride_table",
+        "window",
+        "first",
+        "sequences",
+        "tiles",
+        "heads",
+        "each",
+        "page_rows",
+    ]
 )
 def hopper_kernel(
     p_q,  # [T, Hq, D]
@@ -39,7 +48,8 @@ def hopper_kernel(
     stride_table,
     scale,  # times log2(e)
     window,
-    sequences,
+    first,  # sequences before are left to the decode kernel
+    sequences,  # from there
     tiles,
     heads,
     each,  # tiles times heads of a program
@@ -50,7 +60,6 @@ def hopper_kernel(
     BLOCK_N: gl.constexpr,
     BLOCK_B: gl.constexpr,
     STAGES: gl.constexpr,
-    HAS_DECODES: gl.constexpr,
     HAS_WINDOW: gl.constexpr,
 ):
     PARTS: gl.constexpr = DIM // 64
@@ -70,10 +79,9 @@ def hopper_kernel(
         mbarrier.init(k_free.index(stage), count=2)
         mbarrier.init(v_free.index(stage), count=2)
     fence_async_shared()
-    where = (p_offsets, p_contexts, window, sequences, tiles, heads, each)
-    sizes: gl.constexpr = (
-        GROUP, DIM, PAGE, BLOCK_N, BLOCK_B, STAGES, HAS_DECODES, HAS_WINDOW
-    )  # fmt: skip
+    where = (p_offsets + first, p_contexts + first, window, sequences, tiles, heads, each)
+    sizes: gl.constexpr = (GROUP, DIM, PAGE, BLOCK_N, BLOCK_B, STAGES, HAS_WINDOW)
+    p_table += first.to(gl.int64) * stride_table
     heads_of = (p_q, p_out, stride_row, stride_head, scale)
     blocks = (q_parts, k_parts, v_parts, k_full, v_full, k_free, v_free)
     gl.warp_specialize(

@@ -24,13 +24,14 @@ def launch_prefill(
     tile: Tile,
     splits: int = 1,
 ) -> None:
-    """Write into `out` the rows of all sequences, or of those with more than one row.
+    """Write into `out` the rows of the sequences behind the first `batch.singles`.
 
     Programs of one device share a workspace, so launches must not run on two streams at a time.
     """
     kv_heads, page = k_cache.shape[1:3]
     group, dim = q.shape[1] // kv_heads, q.shape[2]
-    sequences, block_d = batch.context_lens.shape[0], max(16, power_of_two(dim))
+    first, block_d = batch.singles, max(16, power_of_two(dim))
+    sequences = batch.context_lens.shape[0] - first
     tiles = tile_count(q.shape[0], sequences, group, tile)
     assert splits == 1 or tiles * kv_heads * splits <= PREFILL_PROGRAMS
     width = tile.lines * block_d if splits > 1 else 0
@@ -39,12 +40,11 @@ def launch_prefill(
         q, k_cache, v_cache, out, part, lse, count,
         batch.query_offsets, batch.context_lens, batch.page_table,
         *q.stride()[:2], k_cache.stride(0), v_cache.stride(0), batch.page_table.stride(0),
-        log2_scale, window or 0, sequences, splits,
+        log2_scale, window or 0, first, sequences, splits,
         GROUP=group, DIM=dim, PAGE=page,
         BLOCK_M=tile.lines, BLOCK_N=tile.keys, BLOCK_D=block_d,
         BLOCK_B=max(64, power_of_two(sequences)), MIN_SPLIT=max(_MIN_SPLIT, tile.keys),
-        HAS_SPLITS=splits > 1, HAS_DECODES=batch.decodes > 0,
-        HAS_WINDOW=window is not None, PRECISION="ieee",
+        HAS_SPLITS=splits > 1, HAS_WINDOW=window is not None, PRECISION="ieee",
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 

@@ -4,7 +4,8 @@
     program (tile, KV head, split)
     tile = ROWS query rows of one sequence x GROUP heads of one KV head, packed in BLOCK_M lines
     split = an equal share of the keys that a tile sees, of MIN_SPLIT at least
-    tiles of sequence b: query_offsets[b] // ROWS + b and on; some at the ends have no rows
+    tiles of sequence b, from `first` on: query_offsets[b] // ROWS + b and on, less the same of
+    `first`; some at the ends have no rows
 
         begin          free_begin           free_end          end
     keys  | window's edge  | seen by all rows   | causal edge   |
@@ -18,7 +19,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["stride_table", "window", "sequences", "splits"])
+@triton.jit(do_not_specialize=["stride_table", "window", "first", "sequences", "splits"])
 def prefill_kernel(
     p_q,  # [T, Hq, D]
     p_k,  # [pages, Hkv, PAGE, D], pages stride_page apart
@@ -37,7 +38,8 @@ def prefill_kernel(
     stride_table,
     scale,  # times log2(e)
     window,
-    sequences,
+    first,  # sequences before are left to the decode kernel
+    sequences,  # from there
     splits,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
@@ -48,7 +50,6 @@ def prefill_kernel(
     BLOCK_B: tl.constexpr,
     MIN_SPLIT: tl.constexpr,  # a multiple of BLOCK_N
     HAS_SPLITS: tl.constexpr,
-    HAS_DECODES: tl.constexpr,  # sequences of one row are left to the decode kernel
     HAS_WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -56,16 +57,16 @@ def prefill_kernel(
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     head = tl.program_id(1)
     o_b = tl.arange(0, BLOCK_B)
-    b_first = tl.load(p_offsets + o_b, mask=o_b < sequences, other=0) // ROWS + o_b
+    p_offsets += first
+    begin_tile = tl.load(p_offsets) // ROWS
+    b_first = tl.load(p_offsets + o_b, mask=o_b < sequences, other=0) // ROWS + o_b - begin_tile
     b = tl.sum(((o_b < sequences) & (b_first <= tile)).to(tl.int32), 0) - 1
     start = tl.load(p_offsets + b)
     rows = tl.load(p_offsets + b + 1) - start
-    row = (tile - start // ROWS - b) * ROWS
+    row = (tile + begin_tile - start // ROWS - b) * ROWS
     if row >= rows:
         return
-    if HAS_DECODES:  # noqa: SIM102 - settled when compiling, unlike the next one
-        if rows == 1:
-            return
+    b += first
     context = tl.load(p_contexts + b)
 
     o_m = tl.arange(0, BLOCK_M)
@@ -126,17 +127,17 @@ def prefill_kernel(
     if HAS_SPLITS:  # noqa: SIM102 - settled when compiling, unlike the next one
         if used > 1:
             pair = tile * tl.num_programs(1) + head
-            first = pair.to(tl.int64) * splits
+            part = pair.to(tl.int64) * splits
             o_part = o_m[:, None] * BLOCK_D + o_d[None, :]
-            p_mine = p_part + (first + split) * (BLOCK_M * BLOCK_D) + o_part
+            p_mine = p_part + (part + split) * (BLOCK_M * BLOCK_D) + o_part
             tl.store(p_mine, b_acc)
             b_lse = tl.where(b_total == 0.0, float("-inf"), b_peak + tl.log2(b_total))
-            tl.store(p_lse + (first + split) * BLOCK_M + o_m, b_lse)
+            tl.store(p_lse + (part + split) * BLOCK_M + o_m, b_lse)
             tl.debug_barrier()  # every thread's part is written before one of them counts
             done = tl.atomic_add(p_count + pair, 1, sem="acq_rel", scope="gpu")
             if done == used - 1:
                 b_merged = _merge(
-                    p_part + first * (BLOCK_M * BLOCK_D) + o_part, p_lse + first * BLOCK_M + o_m,
+                    p_part + part * (BLOCK_M * BLOCK_D) + o_part, p_lse + part * BLOCK_M + o_m,
                     used, BLOCK_M, BLOCK_D,
                 )  # fmt: skip
                 tl.store(p_out + o_out, b_merged.to(p_out.dtype.element_ty), mask=m_out)

@@ -108,7 +108,7 @@ def test_decode(
 def test_prefill(rows: int, group: int, dim: int, splits: bool, capability: int) -> None:
     tile = prefill_tile(rows, group, dim, 2)
     constants = attention_constants(tile.lines, tile.keys, group, dim, group == 7)
-    constants |= {"BLOCK_B": 64, "HAS_DECODES": True, "HAS_SPLITS": splits, "MIN_SPLIT": 256}
+    constants |= {"BLOCK_B": 64, "HAS_SPLITS": splits, "MIN_SPLIT": 256}
     found = compiled(prefill_kernel, constants, capability, tile.warps, tile.stages)
     assert found.metadata.shared <= SHARED_MEMORY[capability]
     product = "wgmma" if capability == 90 and tile.lines >= 64 else "mma.sync"
@@ -122,7 +122,7 @@ def test_hopper(page: int, group: int, dim: int) -> None:
     rows = f"tensordesc<bf16[{page}, 64],{layout!r}>"
     constants = {
         **{"GROUP": group, "DIM": dim, "PAGE": page, "BLOCK_N": tile.keys, "BLOCK_B": 64},
-        **{"STAGES": tile.stages, "HAS_DECODES": True, "HAS_WINDOW": group == 7},
+        **{"STAGES": tile.stages, "HAS_WINDOW": group == 7},
     }
     found = compiled(hopper_kernel, constants, 90, descriptors={"k_rows": rows, "v_rows": rows})
     assert found.metadata.shared <= SHARED_MEMORY[90]

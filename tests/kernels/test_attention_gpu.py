@@ -26,7 +26,9 @@ pytestmark = [
 ]
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 DECODE = [(1, 1), (16, 1), (17, 1), (128, 1), (129, 1), (1000, 1), (5000, 1)]
-MIXED = [(20, 1), (333, 333), (700, 1), (640, 160), (31, 0), (5, 5), (1300, 1)]
+MIXED = [(20, 1), (700, 1), (31, 0), (333, 333), (640, 160), (31, 0), (5, 5), (1300, 1)]
+SINGLES = 3
+"""Of MIXED, the first sequences of at most one row."""
 
 
 def on_device(pool: Pool) -> tuple[Tensor, Tensor]:
@@ -70,7 +72,7 @@ def test_equals_reference(
     q, batch = prepared(sequences, pool, group)
     case = {"scale": dim**-0.5, "window": window}
     expected = REFERENCE.paged_attention(q, pool.k_cache, pool.v_cache, batch, **case)
-    for decodes in (0, sum(rows == 1 for _, rows in sequences)):
+    for decodes in (0, SINGLES):
         known = moved(batch, decodes=decodes)
         actual = attention.paged_attention(q.cuda(), *on_device(pool), known, **case)
         if dtype == torch.float32:  # sums of thousands of products in another order
@@ -99,18 +101,18 @@ def test_hopper_equals_reference(
     sequences = [*MIXED, (129, 128), (64, 64), (2000, 3)]
     pool = Pool(pages=700, kv_heads=2, dim=dim, block=page, dtype=dtype, gap=dim)
     q, batch = prepared(sequences, pool, group)
-    several = torch.cat([torch.full((rows,), rows > 1) for _, rows in sequences])
+    behind = torch.cat([torch.full((r,), i >= SINGLES) for i, (_, r) in enumerate(sequences)])
     caches = on_device(pool)
     assert hopper.fits_hopper(q.cuda(), *caches) == (dim == 128)
     tile, scale = HopperTile(keys=keys, stages=2, each=each), dim**-0.5
-    for window, decodes in ((None, 3), (1, 0), (100, 0), (1000, 0)):
+    for window, decodes in ((None, SINGLES), (1, 0), (100, 0), (1000, 0)):
         out = torch.full_like(q, float("nan"), device="cuda")
         known = moved(batch, decodes=decodes)
         hopper.launch_hopper(q.cuda(), *caches, known, out, scale * attention.LOG2_E, window, tile)
         expected = REFERENCE.paged_attention(
             q, pool.k_cache, pool.v_cache, batch, scale=scale, window=window
         )
-        written = several if decodes else torch.ones_like(several)
+        written = behind if decodes else torch.ones_like(behind)
         assert_near(out.cpu()[written], expected[written])
         assert out.cpu()[~written].isnan().all()
 
@@ -236,7 +238,7 @@ def test_rotate_attend(
         norms=norms,
     )
     arguments = (*heads.cuda().split(sizes, 1), *caches, cos_sin.cuda(), positions.cuda())
-    known = moved(batch, decodes=sum(rows == 1 for _, rows in sequences))
+    known = moved(batch, decodes=SINGLES)
     actual, graph = replayed(
         lambda: attention.rotate_attend(*arguments, known, **case, norms=cuda_norms)
     )

@@ -67,8 +67,29 @@ def test_mixed_steps(window: int | None) -> None:
 
 @pytest.mark.parametrize("decodes", [0, 1, 3])
 def test_decode_rows_may_be_counted(decodes: int) -> None:
-    sequences = [(20, 1), (40, 8), (300, 1), (31, 0), (33, 33), (1, 1)]
+    sequences = [(20, 1), (7, 1), (300, 1), (40, 8), (31, 0), (33, 33), (1, 1)]
     compare(sequences, Pool(pages=60, kv_heads=2, dim=32), 2, None, decodes)
+
+
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("decodes", [0, 5, 80])
+def test_a_step_may_have_room(decodes: int, window: int | None) -> None:
+    """Sequences without rows behind those of one row and at the end, and rows of no sequence."""
+    sequences = [(20, 1), (300, 1), (40, 8), (33, 33), (1, 1)]
+    pool = Pool(pages=60, kv_heads=2, dim=32)
+    q, tables = prepared(sequences, pool, 2)
+    case = {"scale": 0.2, "window": window}
+    caches = (pool.k_cache, pool.v_cache)
+    expected = REFERENCE.paged_attention(
+        q, *caches, make_batch(sequences, tables, pool.block), **case
+    )
+    gap = [(0, 0)] * (decodes - 2)
+    with_gap = [*sequences[:2], *gap, *sequences[2:], (0, 0), (0, 0)]
+    tables = [*tables[:2], *[[]] * len(gap), *tables[2:], [], []]
+    batch = with_decodes(make_batch(with_gap, tables, pool.block), decodes, 900)
+    rows = torch.cat([q, torch.full_like(q[:20], torch.nan)])
+    actual = gpu.paged_attention(rows, *caches, batch, **case)
+    assert_near(actual[: len(expected)], expected)
 
 
 @pytest.mark.parametrize("group", [1, 2, 5, 7, 16, 17])

@@ -10,8 +10,27 @@ import pytest
 from kernels.dispatch import gpu_ops
 from tests.helpers.tiny_models import make_checkpoint, make_peft_adapter, oracle_greedy
 from tp_engine import LLM, SamplingParams
+from tp_engine.graphs import StepGraphs
+from tp_engine.host_step import HostStep
+from tp_engine.runner import Runner
+from tp_engine.step import StepLogits
 
 PROMPTS = ([1, 2, 3, 4, 5, 6, 7], list(range(1, 40)))
+
+
+def forward_padded(runner: Runner, host: HostStep) -> StepLogits:
+    """A step as a captured one has it, but for the graph."""
+    graphs = StepGraphs(
+        runner._compute,
+        max_num_seqs=runner._memory.tables.shape[0] - 1,
+        max_model_len=64,
+        max_rows=24,
+        device=runner._device,
+    )
+    key = graphs.key_of(host)
+    assert key is not None
+    padded = graphs.padded(host, key)
+    return runner._compute(padded, padded.pack(pinned=False)).first(host.logit_rows.size)
 
 
 @pytest.mark.parametrize(("kind", "many_rows"), [("llama", 1024), ("qwen3", 1024), ("llama", 8)])
@@ -35,4 +54,29 @@ def test_the_engine_over_triton_kernels_gives_the_oracles_tokens(
     assert answers is not None
     for (prompt, name), answer in zip(asked, answers, strict=True):
         wanted = oracle_greedy(model, prompt, 4, adapter=adapters.get(name or ""))
+        assert answer.tokens == list(wanted), (name, len(prompt))
+
+
+def test_padded_steps_give_the_oracles_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts in chunks beside decode rows, with an adapter and without."""
+    monkeypatch.setattr(Runner, "_forward", forward_padded)
+    ops = dataclasses.replace(gpu_ops(), capturable=False)
+    monkeypatch.setattr("tp_engine.rank.ops_for", lambda device, *, deterministic=False: ops)
+    model = make_checkpoint(tmp_path / "model", "llama")
+    adapter = make_peft_adapter(tmp_path / "adapter", model, r=3, alpha=8, seed=3)
+    llm = LLM(
+        str(model),
+        lora={"adapter": str(adapter)},
+        num_pages=96,
+        max_num_seqs=4,
+        max_num_batched_tokens=24,
+    )
+    asked = [(list(range(1, 15)), None), (list(range(3, 20)), "adapter"), ([9, 8, 7], "adapter")]
+    params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+    answers = llm.generate([p for p, _ in asked], params, model=[name for _, name in asked])
+    assert answers is not None
+    for (prompt, name), answer in zip(asked, answers, strict=True):
+        wanted = oracle_greedy(model, prompt, 2, adapter=adapter if name else None)
         assert answer.tokens == list(wanted), (name, len(prompt))
