@@ -108,8 +108,9 @@ class StepGraphs:
     def padded(self, host: HostStep, key: GraphKey) -> HostStep:
         """The step as the graph for ``key`` reads it."""
         padded = host.padded(key.shape, self._spare_slot)
-        limits = {"max_context": key.max_context, "max_rank": key.max_rank}
-        return replace(padded, **limits, traits=key.traits)
+        return replace(
+            padded, max_context=key.max_context, max_rank=key.max_rank, traits=key.traits
+        )
 
     def capture_all(self, max_rank: int) -> None:
         """Capture every shape and context bound, without adapters and for ranks to ``max_rank``."""
