@@ -5,8 +5,9 @@
 
 Random weights, one LoRA rank on all seven linears, prompts of 128 tokens. A case of ``--decode`` is
 ``BATCHxADAPTERS``; its step is the wall time between steps while all requests decode, planning and
-sampling included. Prefill counts the prompt tokens of 32 prompts of 2048. ``--profile sums`` adds
-the time of each kernel in a step, ``--profile range`` marks a few steps of each case for ``ncu
+sampling included. Cases without adapters are measured before any is registered, too. Prefill counts
+the prompt tokens of 32 prompts of 2048. ``--profile sums`` adds the time of each kernel in the same
+steps run again, ``--profile range`` marks a few steps of each case for ``ncu
 --profile-from-start off --graph-profiling node``.
 """
 
@@ -40,7 +41,6 @@ from tp_engine.warm_up import warm_up  # noqa: E402
 
 PROMPT_TOKENS = 128
 WARM_STEPS = 8
-PROFILED_STEPS = 8
 MARKED_STEPS = 2
 CASES = "1x0,1x1,32x0,32x1,32x32,64x0,64x32,128x0,128x1,128x64,256x0,256x1,256x64"
 
@@ -112,11 +112,11 @@ def measure_decode(
         "tokens_per_s": round(1000 * batch / step_ms),
     }
     if arguments.profile is not None:
-        start_decoding(engine, batch, digests, PROFILED_STEPS)
+        start_decoding(engine, batch, digests, arguments.steps)
         if arguments.profile == "range":
             mark_steps(engine.step, MARKED_STEPS)
         else:
-            found = profile_steps(engine.step, PROFILED_STEPS)
+            found = profile_steps(engine.step, arguments.steps)
             print(table(found, step_ms), file=sys.stderr)
             results["kernel_ms"] = round(found.kernel_sum, 3)
             results["kernel_share"] = round(found.kernel_sum / step_ms, 3)
@@ -130,10 +130,19 @@ def measure(llm: LLM, arguments: argparse.Namespace) -> dict[str, Any]:
     assert engine is not None
     revision = random_revision(llm.rank.dims, arguments.lora_rank, seed=0)
     wanted = [count for _, count in arguments.decode] + arguments.prefill_adapters
-    adapters = register_copies(llm.rank, engine, revision, max(wanted, default=0))
     start = time.perf_counter()
     warm_up(engine, gpu=llm.rank.comm.device.type == "cuda")
     results: dict[str, Any] = {"warm_up_s": round(time.perf_counter() - start, 1)}
+    if max(wanted, default=0):
+        results["ms_without_adapters"] = {
+            f"{batch}x0": round(decode_ms(engine, batch, [""], arguments.steps), 3)
+            for batch, count in arguments.decode
+            if count == 0
+        }
+    adapters = register_copies(llm.rank, engine, revision, max(wanted, default=0))
+    start = time.perf_counter()
+    warm_up(engine, gpu=llm.rank.comm.device.type == "cuda")
+    results["warm_up_with_adapters_s"] = round(time.perf_counter() - start, 1)
     results["decode"] = {
         f"{case[0]}x{case[1]}": measure_decode(engine, case, adapters, arguments)
         for case in arguments.decode
