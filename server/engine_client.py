@@ -23,8 +23,6 @@ from tp_engine.messages import (
     Abort,
     AdapterAnswer,
     AdapterCall,
-    AdapterList,
-    AdapterReply,
     Admitted,
     Draining,
     Failed,
@@ -206,7 +204,7 @@ class EngineClient:
             if (batch := self._batches.get(message.request_id)) is not None:
                 batch.deliver(message)
             return
-        if isinstance(message, (AdapterReply, AdapterList)):
+        if isinstance(message, AdapterAnswer):
             if (reply := self._calls.get(message.call_id)) is not None and not reply.done():
                 reply.set_result(message)
             return

@@ -134,7 +134,7 @@ def failure(code: str, message: str, param: str | None) -> ApiError:
         return InvalidRequest(message, param=param)
     if code == "context_length_exceeded":
         return InvalidRequest(message, param=param, code=code)
-    if code in ("overloaded", "shutting_down", "adapter_unloaded"):
+    if code in ("overloaded", "shutting_down", "adapter_unloaded", "adapter_draining"):
         return Unavailable(message, code=code)
     if code == "engine_dead":
         return EngineDead(message)

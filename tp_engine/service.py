@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tp_engine.adapters import AdapterRegistry, UnknownModel
+from tp_engine.adapters import AdapterRegistry, ModelHeld, UnknownModel
 from tp_engine.admission import RequestError
 from tp_engine.engine import Engine
 from tp_engine.fleet import AdapterFleet
@@ -120,6 +120,7 @@ class Service:
         cards += [
             ModelCard(name=name, root=revision.source, parent=parent, revision=revision.digest)
             for name, revision in self._registry.adapters.items()
+            if name not in self._registry.held
         ]
         return Models(models=cards, max_model_len=self._engine.context)
 
@@ -135,7 +136,12 @@ class Service:
             for request_id in list(self._engine.requests):
                 self._engine.abort(request_id)
                 self._link.send([_failed(request_id, "shutting_down", "the service is stopping")])
-        return not self._engine.requests and (self._front_end_left or time.monotonic() > until)
+        written = self._fleet.put_away()
+        if time.monotonic() > until:
+            if unsaved := self._fleet.unsaved:
+                log.error("not written to the store and lost: %s", ", ".join(unsaved))
+            return True
+        return written and not self._engine.requests and self._front_end_left
 
     def _handle(self, message: ToEngine, *, draining: bool) -> None:
         if isinstance(message, Submit):
@@ -157,12 +163,12 @@ class Service:
 
     def _submit(self, message: Submit) -> None:
         try:
-            digest = self._registry.resolve(message.model).digest
+            digest = self._fleet.admit(message.model)
             self._engine.submit(message, digest)
             revision = digest or self._engine.limits.base_digest
             self._link.send([Admitted(request_id=message.request_id, revision=revision)])
-        except UnknownModel as error:
-            self._link.send([_failed(message.request_id, "model_not_found", str(error), "model")])
+        except (UnknownModel, ModelHeld) as error:
+            self._link.send([_failed(message.request_id, error.code, str(error), "model")])
         except RequestError as error:
             self._link.send([_failed(message.request_id, error.code, str(error), error.param)])
 

@@ -135,7 +135,7 @@ class Lead:
         loader = AdapterLoader(rank, self._open_store(rank))
         with phases.phase("read adapters"):
             registry = read_adapters(rank.joined)
-            loader.restore(registry)
+            pinned = loader.restore(registry)
         rank.comm.gather_numbers([1])
         liveness = Liveness(rank.comm, config.rank_timeout, end_now)
         with phases.phase("hand out adapters"):
@@ -153,6 +153,8 @@ class Lead:
             loader,
             roots=[Path(root) for root in self._config.adapter_root],
             drain_timeout=self._config.adapter_drain_timeout,
+            flush_interval=self._config.flush_interval,
+            pinned=pinned,
         )
         with closing(fleet):
             self._loop(engine, registry, fleet, liveness, phases.seconds)

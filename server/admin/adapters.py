@@ -20,6 +20,7 @@ from server.body import read_body
 from server.errors import InvalidRequest, UnknownModel
 from server.services import services_of
 from tp_engine.messages import (
+    AdapterList,
     AdapterReply,
     AdapterStatus,
     ListAdapters,
@@ -100,4 +101,5 @@ async def _list(request: Request, call: ListAdapters) -> list[AdapterStatus]:
     answer = await services_of(request).client.call(call)
     if isinstance(answer, AdapterReply):
         raise refusal(answer.code or "", answer.message)
+    assert isinstance(answer, AdapterList)
     return answer.adapters

@@ -187,9 +187,10 @@ def submit(
     params: SamplingParams,
     revision: Any = None,
     salt: str = "",
+    model: str = "m",
 ) -> None:
     """Queue one request."""
-    message = Submit(request_id=request_id, model="m", prompt=prompt, params=params, salt=salt)
+    message = Submit(request_id=request_id, model=model, prompt=prompt, params=params, salt=salt)
     engine.submit(message, revision.digest if revision else "")
 
 

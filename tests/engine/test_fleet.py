@@ -1,171 +1,58 @@
-"""The fleet over a fake engine: what happens when, without processes or files."""
+"""Loads, moves and unloads: what happens when."""
 
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import torch
 
-from tests.engine.fake import LAYOUT, FakeImage, make_engine, solo, submit
-from tp_engine.adapters import AdapterError, AdapterRegistry
-from tp_engine.adapters.store import StoreError
-from tp_engine.engine import Engine
-from tp_engine.fleet import AdapterFleet
-from tp_engine.messages import (
-    AdapterList,
-    AdapterReply,
-    Failed,
-    ListAdapters,
-    LoadAdapter,
-    Message,
-    MoveAdapter,
-    Output,
-    UnloadAdapter,
-)
-from tp_engine.params import SamplingParams
-
-PARAMS = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
-
-
-class FakeLoader:
-    """An adapter is its directory's name: ``good-3`` has 3 pages, ``bad`` is refused."""
-
-    def __init__(self) -> None:
-        self.gate = threading.Event()
-        self.gate.set()
-        self.names: dict[str, str] = {}
-
-    def load(self, directory: Path) -> Any:
-        assert self.gate.wait(10)
-        name = directory.name
-        if name.startswith("bad"):
-            raise AdapterError("not_finite", f"{name} has a NaN")
-        pages = int(name.split("-")[1])
-        revision = SimpleNamespace(
-            digest=name, max_rank=4, traits=0, source=name, applied=1, expected=1, warnings=()
-        )
-        image = FakeImage(
-            name=name,
-            pages=torch.zeros((pages, LAYOUT.page_bytes), dtype=torch.uint8),
-            record=torch.zeros(8, dtype=torch.int64),
-        )
-        return revision, [image]
-
-    def record(self, name: str, digest: str) -> None:
-        self.names[name] = digest
-
-    def load_kept(self, name: str, digest: str | None) -> Any:
-        raise StoreError("no_store", "nothing is kept here")
-
-    def roll_back(self, name: str, digest: str) -> None:
-        raise NotImplementedError
-
-    def history(self, name: str) -> list[str]:
-        return [self.names[name]]
-
-    def erase(self, name: str) -> None:
-        self.names.pop(name, None)
-
-
-class World:
-    """An engine, its fleet, and a clock's patience."""
-
-    def __init__(self, root: Path, drain_timeout: float) -> None:
-        for name in ("good-2", "good-3", "good-99", "bad"):
-            (root / name).mkdir()
-        self.root = root
-        self.engine, self.worker = make_engine()
-        self.registry = AdapterRegistry(["base"])
-        self.loader = FakeLoader()
-        self.fleet = AdapterFleet(
-            self.engine, self.registry, self.loader, roots=[root], drain_timeout=drain_timeout
-        )
-        self.calls = 0
-        self.tokens: dict[str, list[int]] = {}
-
-    def load(self, name: str, path: str, *, in_place: bool = False) -> AdapterReply:
-        """A whole load."""
-        return self.until_answered(*self.begin(name, path, in_place=in_place))
-
-    def begin(self, name: str, path: str, *, in_place: bool = False) -> list[AdapterReply]:
-        self.calls += 1
-        call = LoadAdapter(
-            call_id=str(self.calls), name=name, path=str(self.root / path), in_place=in_place
-        )
-        return self.fleet.handle(call)
-
-    def unload(self, name: str) -> AdapterReply:
-        return self.until_answered(*self.fleet.handle(UnloadAdapter(call_id="u", name=name)))
-
-    def until_answered(self, *replies: Message) -> AdapterReply:
-        """Turns without steps, until the one open call is answered."""
-        found = list(replies)
-        deadline = time.monotonic() + 10
-        while not found:
-            assert time.monotonic() < deadline
-            found = [m for m in self.fleet.turn() if isinstance(m, AdapterReply)]
-        (reply,) = found
-        assert isinstance(reply, AdapterReply)
-        return reply
-
-    def step(self) -> None:
-        """One step and one turn."""
-        for output in [*self.engine.step(), *self.fleet.turn()]:
-            if isinstance(output, Output):
-                self.tokens.setdefault(output.request_id, []).extend(output.tokens)
-
-    def run(self) -> dict[str, list[int]]:
-        """All open requests to their ends: the tokens of all there ever were."""
-        while self.engine.requests:
-            self.step()
-        return self.tokens
-
-
-def world_of(tmp_path: Path, drain_timeout: float = 60.0) -> Iterator[World]:
-    world = World(tmp_path, drain_timeout)
-    yield world
-    world.fleet.close()
-    assert world.engine.check_integrity() == []
+from tests.engine.fake import solo, submit
+from tests.engine.fleet_world import PARAMS, PROMPT, World, known, world_at
+from tp_engine.messages import AdapterList, Failed, ListAdapters, UnloadAdapter
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    yield from world_of(tmp_path)
+    with world_at(tmp_path) as world:
+        yield world
 
 
 @pytest.fixture
 def hasty(tmp_path: Path) -> Iterator[World]:
-    yield from world_of(tmp_path, drain_timeout=0.0)
+    with world_at(tmp_path, drain_timeout=0.0) as world:
+        yield world
 
 
-def ask(world: World, request_id: str, name: str) -> None:
-    revision = world.registry.resolve(name).revision
-    submit(world.engine, request_id, [5, 6, 7], PARAMS, revision)
+@pytest.fixture
+def forgetful(tmp_path: Path) -> Iterator[World]:
+    """Without a store."""
+    world = World(tmp_path, store=None)
+    yield world
+    world.fleet.close()
 
 
-def known(engine: Engine) -> list[str]:
-    return sorted(engine.adapters)
+def in_store(world: World) -> tuple[dict[str, str], set[str]]:
+    """What the store's names mean, and the revisions that it has."""
+    assert world.store is not None
+    world.reader_idle()
+    names = {alias.name: alias.digest for alias in world.store.aliases()}
+    return names, {row.manifest.digest for row in world.store.revisions()}
 
 
 def test_a_load_moves_the_name_when_all_ranks_have_it(world: World) -> None:
     reply = world.load("x", "good-2")
     assert (reply.code, reply.revision) == (None, "good-2")
     assert world.registry.resolve("x").digest == "good-2" and world.fleet.changed
-    assert world.loader.names == {"x": "good-2"} and not world.fleet.busy
+    assert in_store(world) == ({"x": "good-2"}, {"good-2"}) and not world.fleet.busy
 
 
 def test_steps_go_on_while_an_adapter_is_read(world: World) -> None:
     world.loader.gate.clear()
-    assert world.begin("x", "good-2") == []
-    submit(world.engine, "r", [5, 6, 7], PARAMS)
-    assert world.run()["r"] == solo("", [5, 6, 7], PARAMS)
+    assert world.begin_load("x", "good-2") == []
+    submit(world.engine, "r", PROMPT, PARAMS)
+    assert world.run()["r"] == solo("", PROMPT, PARAMS)
     assert world.fleet.busy and "x" not in world.registry.adapters
     world.loader.gate.set()
-    assert world.until_answered().revision == "good-2"
+    assert world.until_replied().revision == "good-2"
 
 
 @pytest.mark.parametrize(
@@ -197,23 +84,23 @@ def test_a_path_outside_the_roots_is_refused_even_through_a_link(
 
 def test_a_second_load_of_a_name_on_its_way_is_refused(world: World) -> None:
     world.loader.gate.clear()
-    world.begin("x", "good-2")
-    (refused,) = world.begin("x", "good-3")
+    world.begin_load("x", "good-2")
+    (refused,) = world.begin_load("x", "good-3")
     assert refused.code == "adapter_loading"
     world.loader.gate.set()
-    assert world.until_answered().revision == "good-2"
+    assert world.until_replied().revision == "good-2"
 
 
 def test_a_request_keeps_the_revision_it_began_with(world: World) -> None:
     world.load("x", "good-2")
-    ask(world, "before", "x")
+    world.ask("before", "x")
     world.step()
     assert world.load("x", "good-3", in_place=True).revision == "good-3"
-    ask(world, "after", "x")
+    world.ask("after", "x")
     assert known(world.engine) == ["good-2", "good-3"]
     tokens = world.run()
-    assert tokens["before"] == solo("good-2", [5, 6, 7], PARAMS)
-    assert tokens["after"] == solo("good-3", [5, 6, 7], PARAMS)
+    assert tokens["before"] == solo("good-2", PROMPT, PARAMS)
+    assert tokens["after"] == solo("good-3", PROMPT, PARAMS)
     world.fleet.turn()
     assert known(world.engine) == ["good-3"]
     assert list(world.worker.images.values()) == ["good-3"]
@@ -221,16 +108,16 @@ def test_a_request_keeps_the_revision_it_began_with(world: World) -> None:
 
 def test_an_unloaded_revision_is_forgotten_with_its_last_request(world: World) -> None:
     world.load("x", "good-2")
-    ask(world, "r", "x")
+    world.ask("r", "x")
     world.step()
     assert world.unload("x").code is None
     with pytest.raises(ValueError, match="does not exist"):
         world.registry.resolve("x")
-    assert world.run()["r"] == solo("good-2", [5, 6, 7], PARAMS)
+    assert world.run()["r"] == solo("good-2", PROMPT, PARAMS)
     world.fleet.turn()
     assert known(world.engine) == [] and world.worker.images == {}
     assert world.engine.stats().gauges["pages_adapters"] == 0
-    assert world.loader.names == {} and world.unload("x").code == "adapter_not_found"
+    assert in_store(world) == ({}, set()) and world.unload("x").code == "adapter_not_found"
 
 
 def test_a_revision_stays_while_another_name_means_it(world: World) -> None:
@@ -239,37 +126,38 @@ def test_a_revision_stays_while_another_name_means_it(world: World) -> None:
     world.unload("x")
     world.fleet.turn()
     assert known(world.engine) == ["good-2"]
-    ask(world, "r", "y")
-    assert world.run()["r"] == solo("good-2", [5, 6, 7], PARAMS)
+    world.ask("r", "y")
+    assert world.run()["r"] == solo("good-2", PROMPT, PARAMS)
 
 
 def test_a_revision_that_is_named_again_while_it_drains_stays(world: World) -> None:
     world.load("x", "good-2")
-    ask(world, "r", "x")
+    world.ask("r", "x")
     world.step()
     world.unload("x")
     world.loader.gate.clear()
-    world.begin("z", "good-2")
+    world.begin_load("z", "good-2")
     world.run()
     world.loader.gate.set()
-    assert world.until_answered().revision == "good-2"
-    ask(world, "again", "z")
-    assert world.run()["again"] == solo("good-2", [5, 6, 7], PARAMS)
+    assert world.until_replied().revision == "good-2"
+    world.ask("again", "z")
+    assert world.run()["again"] == solo("good-2", PROMPT, PARAMS)
 
 
-def test_a_move_without_a_store_is_refused(world: World) -> None:
-    world.load("x", "good-2")
+def test_a_move_without_a_store_is_refused(forgetful: World) -> None:
+    forgetful.load("x", "good-2")
     for revision in ("good-3", None):
-        replies = world.fleet.handle(MoveAdapter(call_id="m", name="x", revision=revision))
-        assert world.until_answered(*replies).code == "no_store"
-    assert world.registry.resolve("x").digest == "good-2"
+        assert forgetful.move("x", revision).code == "no_store"
+    assert forgetful.push("x", "good-4").code == "no_store"
+    assert not [*(forgetful.root / "spool").iterdir()]
+    assert forgetful.registry.resolve("x").digest == "good-2"
 
 
 def test_the_list_tells_what_is_resident_and_in_use(world: World) -> None:
     for name, path in (("b", "good-2"), ("a", "good-3"), ("c", "good-2")):
         world.load(name, path)
     for request_id in ("r1", "r2"):
-        ask(world, request_id, "b")
+        world.ask(request_id, "b")
     world.step()
     calls = [
         ListAdapters(call_id="all"),
@@ -298,11 +186,41 @@ def test_the_list_tells_what_is_resident_and_in_use(world: World) -> None:
 
 def test_requests_that_take_too_long_are_ended_and_told(hasty: World) -> None:
     hasty.load("x", "good-2")
-    ask(hasty, "r", "x")
-    submit(hasty.engine, "base", [5, 6, 7], PARAMS)
+    hasty.ask("r", "x")
+    submit(hasty.engine, "base", PROMPT, PARAMS)
     hasty.step()
-    hasty.fleet.handle(UnloadAdapter(call_id="u", name="x"))
+    hasty.begin(UnloadAdapter, name="x")
     (failed,) = (m for m in hasty.fleet.turn() if isinstance(m, Failed))
     assert (failed.request_id, failed.code) == ("r", "adapter_unloaded")
     assert known(hasty.engine) == []
-    assert hasty.run()["base"] == solo("", [5, 6, 7], PARAMS)
+    assert hasty.run()["base"] == solo("", PROMPT, PARAMS)
+
+
+def test_a_name_that_goes_takes_all_its_revisions_along(world: World) -> None:
+    world.load("x", "good-2")
+    world.load("x", "good-3", in_place=True)
+    world.load("y", "good-3")
+    assert in_store(world)[1] == {"good-2", "good-3"}
+    world.move("x", None)
+    world.ask("r", "x")
+    world.unload("x")
+    assert in_store(world)[1] == {"good-2", "good-3"}, "a request runs with good-2"
+    world.run()
+    world.settle()
+    assert in_store(world) == ({"y": "good-3"}, {"good-3"}) and known(world.engine) == ["good-3"]
+
+
+def test_what_is_refused_after_it_was_read_leaves_nothing(world: World) -> None:
+    assert world.load("x", "good-99").code == "adapter_too_large"
+    world.settle()
+    assert in_store(world) == ({}, set()) and known(world.engine) == []
+
+
+def test_a_revision_that_comes_again_while_it_goes_stays_in_the_store(world: World) -> None:
+    world.load("x", "good-2")
+    world.loader.gate.clear()
+    world.begin_load("y", "good-2")
+    world.unload_begun("x")
+    world.loader.gate.set()
+    world.settle()
+    assert in_store(world) == ({"y": "good-2"}, {"good-2"}) and known(world.engine) == ["good-2"]

@@ -11,7 +11,7 @@ from tp_engine.adapters.packing import AdapterImage, pack_adapter, pages_needed
 from tp_engine.adapters.paths import resolve_adapter_path
 from tp_engine.adapters.reader import read_adapter
 from tp_engine.adapters.record import head_words, relocate, rows_of
-from tp_engine.adapters.registry import AdapterRegistry, ResolvedModel, UnknownModel
+from tp_engine.adapters.registry import AdapterRegistry, ModelHeld, ResolvedModel, UnknownModel
 from tp_engine.adapters.revision import AdapterRevision, LoraModule, digest_of
 from tp_engine.adapters.traits import AdapterTraits
 
@@ -24,6 +24,7 @@ __all__ = [
     "AdapterTraits",
     "LoadReport",
     "LoraModule",
+    "ModelHeld",
     "ResolvedModel",
     "UnknownModel",
     "digest_of",

@@ -26,6 +26,15 @@ class UnknownModel(ValueError):
         self.model = model
 
 
+class ModelHeld(ValueError):
+    """A request names an adapter that takes no new ones; ``code`` is for programs."""
+
+    code = "adapter_draining"
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"adapter {shown(model, 300)} is drained and takes no new requests")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResolvedModel:
     """What a request's model means at one moment."""
@@ -55,11 +64,17 @@ class AdapterRegistry:
         self.base_names = tuple(normalise(name) for name in base_names)
         self._lock = threading.Lock()
         self._snapshot: Mapping[str, AdapterRevision] = MappingProxyType({})
+        self._held: frozenset[str] = frozenset()
 
     @property
     def adapters(self) -> Mapping[str, AdapterRevision]:
         """Names and their revisions, as they are now, in order of registration."""
         return self._snapshot
+
+    @property
+    def held(self) -> frozenset[str]:
+        """Names that take no new requests."""
+        return self._held
 
     def register(self, name: str, revision: AdapterRevision) -> str:
         """Let a new name mean a revision; the name it is registered under (NFC) comes back.
@@ -91,9 +106,32 @@ class AdapterRegistry:
         with self._lock:
             rest = {known: kept for known, kept in self._snapshot.items() if known != name}
             self._snapshot = MappingProxyType(rest)
+            self._held -= {name}
+
+    def hold(self, name: str) -> None:
+        """Let a registered name take no new requests; it goes on to mean what it means."""
+        with self._lock:
+            self._held |= {name}
+
+    def release(self, name: str) -> None:
+        """Let a name take requests again."""
+        with self._lock:
+            self._held -= {name}
 
     def resolve(self, model: str) -> ResolvedModel:
-        """What a request's ``model`` means now.
+        """What a new request's ``model`` means now.
+
+        Raises:
+            UnknownModel: as `find`.
+            ModelHeld: it takes no new requests.
+        """
+        resolved = self.find(model)
+        if resolved.name in self._held and resolved.revision is not None:
+            raise ModelHeld(resolved.name)
+        return resolved
+
+    def find(self, model: str) -> ResolvedModel:
+        """What a ``model`` means now, whether it takes requests or not.
 
         An exact name wins before any other form is read into it; see `tp_engine.adapters.names`.
 

@@ -1,32 +1,43 @@
 """Revisions on their way to a name.
 
-read and packed (a thread) ─> delivered to all ranks ─> the store's name moves (a thread)
-─> the name moves
+    read and packed (a thread) ─> delivered to all ranks ─> the store's name moves (a thread)
+    ─> the name moves
+
+A push leaves the third step to `tp_engine.fleet.dirty`.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import Future
 
 from tp_engine.adapters import AdapterError, AdapterRevision
 from tp_engine.adapters.errors import shown
 from tp_engine.adapters.names import check_name
 from tp_engine.adapters.store import StoreError
-from tp_engine.fleet.errands import CallError, Loaded, Loading
+from tp_engine.fleet.errands import CallError, LetGo, Loaded, Loading
+from tp_engine.fleet.leaving import Leaving
 from tp_engine.fleet.shared import Shared, refusal
-from tp_engine.messages import AdapterReply, LoadAdapter, MoveAdapter
+from tp_engine.messages import AdapterReply, LoadAdapter, MoveAdapter, PushAdapter
 
 log = logging.getLogger(__name__)
 
 
 class Arriving:
-    """The loads and moves under way, at most one a name."""
+    """The loads, moves and pushes under way, at most one a name."""
 
-    def __init__(self, shared: Shared, arrived: Callable[[str, AdapterRevision], None]) -> None:
-        """Begin with none; ``arrived`` lets a name mean a revision that all ranks have."""
+    def __init__(
+        self, shared: Shared, leaving: Leaving, arrived: Callable[[Loading], AdapterReply]
+    ) -> None:
+        """Begin with none.
+
+        Args:
+            shared: the fleet's.
+            leaving: takes what did not get its name.
+            arrived: lets a name mean a revision that all ranks have, and answers.
+        """
         self._shared = shared
+        self._leaving = leaving
         self._arrived = arrived
         self._loading: dict[str, Loading] = {}
 
@@ -53,10 +64,10 @@ class Arriving:
 
     def begin(
         self,
-        call: LoadAdapter | MoveAdapter,
+        call: LoadAdapter | MoveAdapter | PushAdapter,
         name: str,
         load: Callable[[], Loaded],
-        record: Callable[[str, str], None],
+        record: Callable[[str, str], LetGo] | None,
     ) -> None:
         """Begin to load something for a free name; ``record`` makes it last."""
         self._loading[name] = Loading(call, name, self._shared.reader.submit(load), record)
@@ -72,41 +83,49 @@ class Arriving:
         return replies
 
     def _advance(self, loading: Loading) -> AdapterReply | None:
+        code: str
         try:
-            return self._take_steps(loading)
+            if not self._take_steps(loading):
+                return None
+            reply = self._arrived(loading)
+            self._settle(loading)
+            return reply
         except (AdapterError, StoreError) as error:
-            return refusal(loading.call.call_id, error.code, str(error))
+            code, text = error.code, str(error)
         except ValueError as error:
-            return refusal(loading.call.call_id, "adapter_too_large", str(error))
+            code, text = "adapter_too_large", str(error)
         except OSError as error:
-            return refusal(loading.call.call_id, "unreadable", str(error))
+            code, text = "unreadable", str(error)
+        if loading.revision is not None:
+            self._settle(loading)
+            self._leaving.let_go(loading.revision.digest)
+        return refusal(loading.call.call_id, code, text)
 
-    def _take_steps(self, loading: Loading) -> AdapterReply | None:
-        revision = loading.revision or self._take_read(loading.loaded, loading)
+    def _take_steps(self, loading: Loading) -> bool:
+        """Whether all ranks have it and the store knows, as far as it must."""
+        revision = loading.revision or self._take_read(loading)
         if revision is None or revision.digest not in self._shared.engine.roster.adapters:
-            return None
+            return False
+        if loading.record is None:
+            return True
         if loading.recorded is None:
             loading.recorded = self._shared.reader.submit(
                 loading.record, loading.name, revision.digest
             )
         if not loading.recorded.done():
-            return None
-        loading.recorded.result()
-        self._arrived(loading.name, revision)
-        log.info("adapter %s is loaded, revision %s", shown(loading.name), revision.digest)
-        return AdapterReply(
-            call_id=loading.call.call_id,
-            revision=revision.digest,
-            applied=revision.applied,
-            expected=revision.expected,
-            warnings=list(revision.warnings),
-        )
+            return False
+        self._leaving.discard(loading.recorded.result())
+        return True
 
-    def _take_read(self, loaded: Future[Loaded], loading: Loading) -> AdapterRevision | None:
+    def _settle(self, loading: Loading) -> None:
+        assert loading.revision is not None
+        self._shared.reader.submit(self._shared.loader.settled, loading.revision.digest)
+
+    def _take_read(self, loading: Loading) -> AdapterRevision | None:
         """Begin to deliver what the thread has read, if it has."""
-        if not loaded.done():
+        if not loading.loaded.done():
             return None
-        loading.revision, images = loaded.result()
+        loading.revision, images = loading.loaded.result()
         roster = self._shared.engine.roster
         roster.deliver(loading.name, loading.revision, images)
         roster.adopt_delivered()

@@ -6,18 +6,31 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from tp_engine.adapters import AdapterImage, AdapterRevision
-from tp_engine.messages import LoadAdapter, MoveAdapter
+from tp_engine.messages import LoadAdapter, MoveAdapter, PushAdapter
 
 Loaded = tuple[AdapterRevision, Sequence[AdapterImage]]
+LetGo = list[str]
+"""Revisions that no name refers to any more, to `Loader.discard` when nobody runs them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kept:
+    """What the store knows of a name."""
+
+    history: list[str]
+    """Revisions that it meant, the present one first."""
+    manifest: dict[str, Any] | None = None
+    """Of the revision that was asked for, if the store has it."""
 
 
 class Loader(Protocol):
     """What is slow; every method is called in one other thread, in the order of the calls.
 
-    A ValueError refuses the call and says why.
+    What is loaded is not discarded before `settled` says that it has its name, or will not get
+    one. A ValueError refuses the call and says why.
     """
 
     def load(self, directory: Path) -> Loaded:
@@ -28,20 +41,48 @@ class Loader(Protocol):
         """Read and pack a revision of the store; None: the one before a name's last move."""
         ...
 
-    def record(self, name: str, digest: str) -> None:
+    def load_pushed(self, directory: Path) -> Loaded:
+        """Read, check, cut and pack what was pushed; the directory is the loader's from now on."""
+        ...
+
+    def drop(self, directory: Path) -> None:
+        """Delete what was pushed and refused unread."""
+        ...
+
+    def settled(self, digest: str) -> None:
+        """What was loaded has its name, or will not get one."""
+        ...
+
+    def record(self, name: str, digest: str) -> LetGo:
         """Make it last that a name means a revision."""
         ...
 
-    def roll_back(self, name: str, digest: str) -> None:
+    def roll_back(self, name: str, digest: str) -> LetGo:
         """Make it last that a name means what it meant before its last move, this revision."""
         ...
 
-    def history(self, name: str) -> list[str]:
-        """Revisions that a name meant, the present one first."""
+    def write_back(self, name: str, digest: str) -> LetGo:
+        """Make it last that a name means a revision that was pushed."""
         ...
 
-    def erase(self, name: str) -> None:
+    def erase(self, name: str) -> LetGo:
         """Make it last that a name means nothing."""
+        ...
+
+    def discard(self, digest: str) -> None:
+        """Delete a revision that nobody runs, unless a name refers to it."""
+        ...
+
+    def kept(self, name: str, digest: str | None = None) -> Kept:
+        """What is known of a name, and of a revision."""
+        ...
+
+    def pin(self, name: str, pinned: bool) -> LetGo:
+        """Make it last that a name is pinned, or not."""
+        ...
+
+    def hold(self, name: str, held: bool) -> LetGo:
+        """Make it last that a name takes no new requests, or takes them again."""
         ...
 
 
@@ -57,12 +98,12 @@ class CallError(ValueError):
 class Loading:
     """One load on its way."""
 
-    call: LoadAdapter | MoveAdapter
+    call: LoadAdapter | MoveAdapter | PushAdapter
     name: str
     loaded: Future[Loaded]
-    record: Callable[[str, str], None]
-    """What makes it last."""
+    record: Callable[[str, str], LetGo] | None
+    """What makes it last; None: it is written back later."""
     revision: AdapterRevision | None = None
     """Once it is read."""
-    recorded: Future[None] | None = None
+    recorded: Future[LetGo] | None = None
     """Once all ranks have it."""

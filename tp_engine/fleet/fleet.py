@@ -1,37 +1,50 @@
-"""Adapters that come and go while the engine serves, on rank 0.
+"""Adapters that come, change and go while the engine serves, on rank 0.
 
-    load:    name checked ─> it arrives (`arriving`) ─> the name moves ─> the old revision leaves
-    unload:  the name goes ─> the store's name goes (a thread); the revision leaves (`leaving`)
+    load, move:  name checked ─> it arrives (`arriving`) ─> the name moves, the old revision leaves
+    push:        likewise, but the store is told later (`dirty`)
+    drain:       the name takes no new requests (`names`) ─> as it was, or unload
+    unload:      the name goes, also in the store (`recording`) ─> the revision leaves (`leaving`)
 
 The loop calls `turn` between steps; what reads, writes, packs or sends is done elsewhere. A name
 moves in one turn: requests before it keep the revision that they began with, and the old one is
-forgotten when the last of them has ended.
+forgotten when the last of them has ended. All that is slow happens in one thread, in the order in
+which it was asked for: so the store's names go through the same changes as the loop's, some later.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from tp_engine.adapters import AdapterError, AdapterRegistry, AdapterRevision
+from tp_engine.adapters import AdapterError, AdapterRegistry
 from tp_engine.adapters.errors import shown
 from tp_engine.adapters.paths import resolve_adapter_path
-from tp_engine.adapters.store import StoreError
 from tp_engine.engine import Engine
 from tp_engine.fleet.arriving import Arriving
-from tp_engine.fleet.errands import CallError, Loader
+from tp_engine.fleet.dirty import Dirty
+from tp_engine.fleet.errands import CallError, Loaded, Loader, Loading
 from tp_engine.fleet.leaving import Leaving
 from tp_engine.fleet.listing import Listing
+from tp_engine.fleet.names import Names
+from tp_engine.fleet.recording import Recording
 from tp_engine.fleet.shared import Shared, refusal
+from tp_engine.fleet.usage import Usage
 from tp_engine.messages import (
     AdapterCall,
     AdapterReply,
+    DrainAdapter,
+    FlushAdapters,
+    ListAdapters,
     LoadAdapter,
     Message,
     MoveAdapter,
+    PinAdapter,
+    PushAdapter,
+    ResumeAdapter,
     UnloadAdapter,
 )
 
@@ -49,6 +62,8 @@ class AdapterFleet:
         *,
         roots: Sequence[Path],
         drain_timeout: float,
+        flush_interval: float,
+        pinned: Collection[str] = (),
     ) -> None:
         """Watch over a running engine.
 
@@ -58,40 +73,66 @@ class AdapterFleet:
             loader: does what is slow.
             roots: directories that adapters may be loaded from.
             drain_timeout: seconds that requests of a revision that goes may still take.
+            flush_interval: seconds after which what was pushed is written to the store; 0: never.
+            pinned: names that are kept in memory.
         """
         # One at a time: the engine's steps need the host's cores more than a load does.
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter-reader")
         shared = Shared(engine=engine, registry=registry, loader=loader, reader=self._reader)
         self._shared = shared
         self._roots = [root.resolve() for root in roots]
-        self._erasing: list[tuple[UnloadAdapter, str, Future[None]]] = []
-        self._arriving = Arriving(shared, self._name)
+        self._pinned = set(pinned)
+        self._usage = Usage()
         self._leaving = Leaving(shared, drain_timeout)
-        self._listing = Listing(shared)
+        self._recording = Recording(shared, self._leaving)
+        self._dirty = Dirty(shared, self._leaving, flush_interval)
+        self._arriving = Arriving(shared, self._leaving, self._arrived)
+        self._names = Names(shared, self._recording, self._dirty, self._pinned, self._remove)
+        self._listing = Listing(shared, self._dirty, self._usage, self._pinned)
+        self._handlers: dict[type[AdapterCall], Callable[[Any], None]] = {
+            LoadAdapter: self._load,
+            MoveAdapter: self._move,
+            PushAdapter: self._push,
+            FlushAdapters: self._dirty.flush,
+            PinAdapter: self._names.pin,
+            DrainAdapter: self._names.drain,
+            ResumeAdapter: self._names.resume,
+            UnloadAdapter: self._unload,
+            ListAdapters: self._listing.begin,
+        }
         self.changed = False
         """Whether names have changed since this was last cleared."""
 
     @property
     def busy(self) -> bool:
         """Whether `turn` has something to wait for."""
-        parts = (self._arriving, self._leaving, self._listing)
-        return bool(self._erasing) or any(part.busy for part in parts)
+        parts = (
+            *(self._arriving, self._leaving, self._recording, self._dirty),
+            *(self._names, self._listing),
+        )
+        return any(part.busy for part in parts)
 
     def close(self) -> None:
         """Give up what has not been begun."""
         self._reader.shutdown(wait=False, cancel_futures=True)
 
+    def admit(self, model: str) -> str:
+        """The digest of what a new request's model means, empty for the base.
+
+        Raises:
+            UnknownModel: it means nothing.
+            ModelHeld: it takes no new requests.
+        """
+        resolved = self._shared.registry.resolve(model)
+        if resolved.revision is not None:
+            self._usage.count(resolved.name)
+        return resolved.digest
+
     def handle(self, call: AdapterCall) -> list[AdapterReply]:
         """Begin what a call asks for; a refusal is answered at once, the rest by `turn`."""
         try:
-            if isinstance(call, LoadAdapter):
-                self._load(call)
-            elif isinstance(call, MoveAdapter):
-                self._move(call)
-            elif isinstance(call, UnloadAdapter):
-                self._unload(call)
-            else:
-                self._listing.begin(call)
+            self._handlers[type(call)](call)
+            self.changed |= isinstance(call, DrainAdapter | ResumeAdapter)
             return []
         except (AdapterError, CallError) as error:
             return [refusal(call.call_id, error.code, str(error))]
@@ -99,14 +140,25 @@ class AdapterFleet:
     def turn(self) -> list[Message]:
         """Take up what other threads have finished; answers to calls, and ended requests."""
         self._shared.engine.roster.adopt_delivered()
-        messages: list[Message] = [*self._arriving.turn()]
-        while self._erasing and self._erasing[0][2].done():
-            messages.append(_erased(*self._erasing.pop(0)))
-        messages += self._listing.finished()
-        messages += self._leaving.turn(wanted=self._arriving.read())
-        return messages
+        return [
+            *self._arriving.turn(),
+            *self._recording.turn(),
+            *self._dirty.turn(),
+            *self._listing.finished(),
+            *self._names.turn(),
+            *self._leaving.turn(wanted=self._arriving.read()),
+        ]
 
-    # --- loading -----------------------------------------------------------------------------
+    def put_away(self) -> bool:
+        """Write back what was pushed, for the stop of the service; whether all was tried."""
+        return self._dirty.put_away() and not self._arriving.busy
+
+    @property
+    def unsaved(self) -> list[str]:
+        """Names that mean what a stop would lose now."""
+        return self._dirty.names
+
+    # --- arriving ----------------------------------------------------------------------------
 
     def _load(self, call: LoadAdapter) -> None:
         name, loader = self._arriving.check_free(call.name), self._shared.loader
@@ -118,12 +170,34 @@ class AdapterFleet:
                 "load_inplace=true replaces it",
             )
         load = partial(loader.load, self._allowed(call.path))
-        self._arriving.begin(call, name, load, loader.record)
+        self._arriving.begin(call, name, self._once_clean(name, load), loader.record)
 
     def _move(self, call: MoveAdapter) -> None:
         name, loader = self._arriving.check_free(call.name), self._shared.loader
         record = loader.record if call.revision is not None else loader.roll_back
-        self._arriving.begin(call, name, partial(loader.load_kept, name, call.revision), record)
+        load = partial(loader.load_kept, name, call.revision)
+        self._arriving.begin(call, name, self._once_clean(name, load), record)
+
+    def _push(self, call: PushAdapter) -> None:
+        directory, loader = Path(call.directory), self._shared.loader
+        try:
+            name = self._arriving.check_free(call.name)
+        except (AdapterError, CallError):
+            self._reader.submit(loader.drop, directory)
+            raise
+        self._arriving.begin(call, name, partial(loader.load_pushed, directory), None)
+
+    def _once_clean(self, name: str, load: Callable[[], Loaded]) -> Callable[[], Loaded]:
+        """A load after which a roll back leads to what the name means now, so that is written."""
+        writing = self._dirty.begin(name)
+        if writing is None:
+            return load
+
+        def written_first() -> Loaded:
+            writing.result()  # by this very thread, just before
+            return load()
+
+        return written_first
 
     def _allowed(self, path: str) -> Path:
         if not self._roots:
@@ -135,32 +209,49 @@ class AdapterFleet:
             raise CallError("path_refused", f"adapter path {shown(path)} is not inside {roots}")
         return directory
 
-    def _name(self, name: str, revision: AdapterRevision) -> None:
+    def _arrived(self, loading: Loading) -> AdapterReply:
         """Let a name mean a revision that all ranks have."""
+        name, revision = loading.name, loading.revision
+        assert revision is not None
         before = self._shared.registry.adapters.get(name)
-        self._shared.registry.move(name, revision)
-        self._leaving.keep(revision.digest)
-        if before is not None:
-            self._leaving.let_go(before.digest)
-        self.changed = True
+        moves = before is None or before.digest != revision.digest
+        if moves:
+            self._shared.registry.move(name, revision)
+            self._leaving.keep(revision.digest)
+            if before is not None:
+                self._leaving.let_go(before.digest)
+            self.changed = True
+        if loading.record is not None:
+            self._dirty.clear(name)
+        elif moves:
+            self._dirty.mark(name, revision.digest)
+        log.info("adapter %s is loaded, revision %s", shown(name), revision.digest)
+        return AdapterReply(
+            call_id=loading.call.call_id,
+            revision=revision.digest,
+            applied=revision.applied,
+            expected=revision.expected,
+            warnings=revision.warnings,
+            durable=self._dirty.find(name) is None,
+        )
 
-    # --- unloading ---------------------------------------------------------------------------
+    # --- leaving -----------------------------------------------------------------------------
 
     def _unload(self, call: UnloadAdapter) -> None:
-        before = self._shared.registry.adapters.get(call.name)
-        if before is None:
-            raise CallError("adapter_not_found", f"adapter {shown(call.name)} is not loaded")
-        self._shared.registry.remove(call.name)
-        self._leaving.let_go(before.digest)
+        digest = self._names.find(call.name).digest
+        requests = len(self._shared.engine.users_of(digest))
+        self._remove(
+            call.name, AdapterReply(call_id=call.call_id, revision=digest, requests=requests)
+        )
+
+    def _remove(self, name: str, reply: AdapterReply | None = None) -> None:
+        """Let a name mean nothing, and answer when the store knows."""
+        digest = self._names.find(name).digest
+        self._shared.registry.remove(name)
+        self._names.gone(name)
+        self._usage.forget(name)
+        self._dirty.clear(name)
+        self._leaving.let_go(digest)
         self.changed = True
-        erased = self._reader.submit(self._shared.loader.erase, call.name)
-        self._erasing.append((call, before.digest, erased))
-        log.info("adapter %s is unloaded", shown(call.name))
-
-
-def _erased(call: UnloadAdapter, digest: str, erased: Future[None]) -> AdapterReply:
-    try:
-        erased.result()
-    except (StoreError, OSError) as error:
-        return refusal(call.call_id, "store_failed", f"unloaded, but not for good: {error}")
-    return AdapterReply(call_id=call.call_id, revision=digest)
+        self._recording.begin(partial(self._shared.loader.erase, name), reply)
+        log.info("adapter %s is unloaded", shown(name))

@@ -1,12 +1,14 @@
 """Revisions that no name means any more, until nothing is left of them.
 
 let_go ─> its requests end, or are ended at the deadline ─> forgotten on all ranks
+─> deleted from the store (a thread), unless a name could be rolled back to it
 """
 
 from __future__ import annotations
 
 import time
 
+from tp_engine.fleet.errands import LetGo
 from tp_engine.fleet.shared import Shared
 from tp_engine.messages import Failed
 
@@ -27,13 +29,22 @@ class Leaving:
 
     def let_go(self, digest: str) -> None:
         """Forget a revision once its requests have ended, unless a name means it."""
-        named = self._shared.registry.adapters.values()
-        if all(kept.digest != digest for kept in named):
+        if any(kept.digest == digest for kept in self._shared.registry.adapters.values()):
+            return
+        if digest in self._shared.engine.adapters:
             self._deadlines[digest] = time.monotonic() + self._drain_timeout
+        else:
+            self.discard([digest])
 
     def keep(self, digest: str) -> None:
         """A name means it again."""
         self._deadlines.pop(digest, None)
+
+    def discard(self, digests: LetGo) -> None:
+        """Delete from the store what no name refers to, now or once it has drained."""
+        for digest in digests:
+            if digest not in self._shared.engine.adapters:
+                self._shared.reader.submit(self._shared.loader.discard, digest)
 
     def turn(self, wanted: set[str]) -> list[Failed]:
         """Forget what has drained; the requests that had to be ended.
@@ -57,6 +68,7 @@ class Leaving:
             engine.abort(request_id)
         engine.unregister(digest)
         del self._deadlines[digest]
+        self.discard([digest])
         return [
             Failed(request_id=request_id, code="adapter_unloaded", message=text)
             for request_id in users

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from concurrent.futures import Future
+from functools import partial
 
+from tp_engine.fleet.dirty import Dirty
+from tp_engine.fleet.errands import Kept
 from tp_engine.fleet.shared import Shared
+from tp_engine.fleet.usage import Usage
 from tp_engine.messages import AdapterList, AdapterStatus, ListAdapters
 
 
 class Listing:
-    """Answers `ListAdapters`: histories come from the store, in another thread, the rest is at
-    hand in the loop."""
+    """Answers `ListAdapters`: what the store knows comes from another thread, the rest is at hand
+    in the loop."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: Shared, dirty: Dirty, usage: Usage, pinned: set[str]) -> None:
         """Look at a fleet."""
         self._shared = shared
-        self._open: list[tuple[ListAdapters, Future[dict[str, list[str]]]]] = []
+        self._dirty = dirty
+        self._usage = usage
+        self._pinned = pinned
+        self._open: list[tuple[ListAdapters, Future[dict[str, Kept]]]] = []
 
     @property
     def busy(self) -> bool:
@@ -24,33 +32,45 @@ class Listing:
 
     def begin(self, call: ListAdapters) -> None:
         """Begin to answer a call."""
-        shared = self._shared
-        names = sorted(name for name in shared.registry.adapters if name > call.after)
+        named = self._shared.registry.adapters
+        names = sorted(name for name in named if name > call.after)
         if call.name is not None:
             names = [name for name in names if name == call.name]
-        kept = names[: call.limit]
-        histories = shared.reader.submit(
-            lambda: {name: shared.loader.history(name) for name in kept}
-        )
-        self._open.append((call, histories))
+        asked = {
+            name: named[name].digest if name == call.name else None for name in names[: call.limit]
+        }
+        self._open.append((call, self._shared.reader.submit(partial(self._kept, asked))))
 
     def finished(self) -> list[AdapterList]:
         """The answers that are ready."""
         answers = []
         while self._open and self._open[0][1].done():
-            call, histories = self._open.pop(0)
-            adapters = [
-                self._status(name, history)
-                for name, history in histories.result().items()
-                if name in self._shared.registry.adapters  # or it went meanwhile
-            ]
-            answers.append(AdapterList(call_id=call.call_id, adapters=adapters))
+            call, found = self._open.pop(0)
+            answers.append(AdapterList(call_id=call.call_id, adapters=self._all(found.result())))
         return answers
 
-    def _status(self, name: str, history: list[str]) -> AdapterStatus:
-        engine = self._shared.engine
-        revision = self._shared.registry.adapters[name]
-        footprint = engine.adapters[revision.digest]
+    def _kept(self, asked: dict[str, str | None]) -> dict[str, Kept]:
+        """In the thread of the store."""
+        return {name: self._shared.loader.kept(name, digest) for name, digest in asked.items()}
+
+    def _all(self, found: dict[str, Kept]) -> list[AdapterStatus]:
+        open_requests, running = Counter[str](), Counter[str]()
+        for request in self._shared.engine.requests.values():
+            if request.adapter is not None:
+                open_requests[request.adapter.digest] += 1
+                running[request.adapter.digest] += request.slot is not None
+        return [
+            self._status(name, kept, open_requests, running)
+            for name, kept in found.items()
+            if name in self._shared.registry.adapters  # or it went meanwhile
+        ]
+
+    def _status(
+        self, name: str, kept: Kept, open_requests: Counter[str], running: Counter[str]
+    ) -> AdapterStatus:
+        shared, unsaved = self._shared, self._dirty.find(name)
+        revision = shared.registry.adapters[name]
+        footprint = shared.engine.adapters[revision.digest]
         return AdapterStatus(
             name=name,
             revision=revision.digest,
@@ -58,7 +78,15 @@ class Listing:
             max_rank=footprint.max_rank,
             modules=revision.applied,
             pages=footprint.pages,
-            resident=engine.residency.is_resident(footprint.handle),
-            requests=len(engine.users_of(revision.digest)),
-            history=history,
+            resident=shared.engine.residency.is_resident(footprint.handle),
+            requests=open_requests[revision.digest],
+            running=running[revision.digest],
+            hits=self._usage.hits(name),
+            last_use=self._usage.last(name),
+            pinned=name in self._pinned,
+            draining=name in shared.registry.held,
+            dirty=unsaved is not None,
+            write_error="" if unsaved is None else unsaved.error,
+            history=kept.history,
+            manifest=kept.manifest,
         )

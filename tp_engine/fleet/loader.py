@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,21 +17,24 @@ from tp_engine.adapters import (
     read_adapter,
 )
 from tp_engine.adapters.errors import shown
-from tp_engine.adapters.store import AdapterStore, StoreError
+from tp_engine.adapters.store import AdapterStore, Alias, StoreError
+from tp_engine.fleet.errands import Loaded
+from tp_engine.fleet.keeper import Keeper
+from tp_engine.fleet.pushed import PUSHED, unpack
 from tp_engine.rank import Rank
 
 log = logging.getLogger(__name__)
 
 
-class AdapterLoader:
+class AdapterLoader(Keeper):
     """Rank 0's; see `tp_engine.fleet.errands.Loader`."""
 
     def __init__(self, rank: Rank, store: AdapterStore | None) -> None:
         """Work for a rank; with a store, what is loaded survives a restart."""
+        super().__init__(store)
         self._rank = rank
-        self._store = store
 
-    def load(self, directory: Path) -> tuple[AdapterRevision, list[AdapterImage]]:
+    def load(self, directory: Path) -> Loaded:
         """Keep, read, check, cut and pack an adapter.
 
         Raises:
@@ -38,46 +42,43 @@ class AdapterLoader:
             OSError: the store cannot be written.
         """
         if self._store is None:
-            revision = self.read(directory)
-        else:
-            revision, _ = self._store.add(directory, self.read)
-        return revision, self.pack(revision)
+            return self._packed(self.read(directory))
+        return self._packed(self._store.add(directory, self.read)[0])
 
-    def load_kept(
-        self, name: str, digest: str | None
-    ) -> tuple[AdapterRevision, list[AdapterImage]]:
+    def load_kept(self, name: str, digest: str | None) -> Loaded:
         """Read and pack a revision of the store; None: the one before a name's last move.
 
         Raises:
             StoreError: there is no store, no such name or revision, or its files are damaged.
         """
         store = self._need_store()
-        revision = self.read(store.directory(digest or store.earlier(name)))
-        return revision, self.pack(revision)
+        return self._packed(self.read(store.directory(digest or store.earlier(name))))
 
-    def record(self, name: str, digest: str) -> None:
-        """Make it last that a name means a revision."""
-        if self._store is not None:
-            self._store.promote(name, digest)
+    def load_pushed(self, directory: Path) -> Loaded:
+        """Read, check, cut and pack what was pushed; see `tp_engine.fleet.pushed`.
 
-    def roll_back(self, name: str, digest: str) -> None:
-        """Make it last that a name means what it meant before its last move, this revision."""
-        assert self._need_store().roll_back(name).digest == digest
+        Raises:
+            AdapterError: it is refused; the directory is deleted.
+            StoreError: there is no store that it could be written to later.
+        """
+        try:
+            self._need_store()
+            unpack(directory)
+            revision = replace(self.read(directory), source=PUSHED)
+        except BaseException:
+            self.drop(directory)
+            raise
+        self._pushed.keep(revision.digest, directory)
+        return self._packed(revision)
 
-    def history(self, name: str) -> list[str]:
-        """Revisions that a name meant, the present one first; none without a store."""
-        return [] if self._store is None else [move.digest for move in self._store.moves(name)]
-
-    def _need_store(self) -> AdapterStore:
-        if self._store is None:
-            raise StoreError("no_store", "the server was started without --adapter-store")
-        return self._store
-
-    def erase(self, name: str) -> None:
-        """Make it last that a name means nothing; delete what nothing refers to any more."""
-        if self._store is not None and self._store.knows(name):
-            for digest in self._store.unname(name):
-                self._store.discard(digest)
+    def _packed(self, revision: AdapterRevision) -> Loaded:
+        try:
+            images = self.pack(revision)
+        except ValueError:
+            self.discard(revision.digest)
+            raise
+        self._loaded[revision.digest] += 1
+        return revision, images
 
     def read(self, directory: Path) -> AdapterRevision:
         """Read and check an adapter.
@@ -102,18 +103,25 @@ class AdapterLoader:
         dtype = getattr(torch, rank.config.dtype)
         return pack_adapter(revision, rank.cuts, rank.dims, dtype, rank.layout.page_bytes)
 
-    def restore(self, registry: AdapterRegistry) -> None:
-        """Register what the store's names mean; one that cannot be served keeps no other out."""
-        for alias in [] if self._store is None else self._store.aliases():
-            assert self._store is not None
-            if alias.name in registry.adapters:
-                log.warning(
-                    "adapter %s is taken from the command line, not from the store",
-                    shown(alias.name),
-                )
-                continue
-            try:
-                revision = self.read(self._store.directory(alias.digest))
-                registry.register(alias.name, revision)
-            except (AdapterError, StoreError) as error:
-                log.error("adapter %s of the store is left out: %s", shown(alias.name), error)
+    def restore(self, registry: AdapterRegistry) -> set[str]:
+        """Register what the store's names mean; those that are pinned.
+
+        One that cannot be served keeps no other out.
+        """
+        aliases = [] if self._store is None else self._store.aliases()
+        return {alias.name for alias in aliases if self._restore(registry, alias) and alias.pinned}
+
+    def _restore(self, registry: AdapterRegistry, alias: Alias) -> bool:
+        if alias.name in registry.adapters:
+            log.warning(
+                "adapter %s is taken from the command line, not from the store", shown(alias.name)
+            )
+            return False
+        try:
+            registry.register(alias.name, self.read(self._need_store().directory(alias.digest)))
+        except (AdapterError, StoreError) as error:
+            log.error("adapter %s of the store is left out: %s", shown(alias.name), error)
+            return False
+        if alias.held:
+            registry.hold(alias.name)
+        return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -45,6 +46,52 @@ class ListAdapters(Message, frozen=True, kw_only=True):
     """Only this one, if it is there."""
 
 
+class PushAdapter(Message, frozen=True, kw_only=True):
+    """Let a name mean tensors that were just sent.
+
+    Answered by `AdapterReply` when requests may use them; they are written to the store later.
+    """
+
+    call_id: str
+    name: str
+    directory: str
+    """Of the one file ``adapter_model.safetensors``; the engine's from now on."""
+
+
+class FlushAdapters(Message, frozen=True, kw_only=True):
+    """Write to the store what was pushed. Answered by `AdaptersFlushed` when that is done."""
+
+    call_id: str
+    name: str | None = None
+    """Only what this name means; None: everything."""
+
+
+class PinAdapter(Message, frozen=True, kw_only=True):
+    """Keep what a name means in memory, or no longer. Answered by `AdapterReply`."""
+
+    call_id: str
+    name: str
+    pinned: bool
+
+
+class DrainAdapter(Message, frozen=True, kw_only=True):
+    """Give a name no new requests. Answered by `AdapterReply` at once; running requests go on."""
+
+    call_id: str
+    name: str
+    seconds: float
+    """That open requests may still take before they are ended."""
+    remove: bool
+    """Whether the name goes when they have ended; else it stays until it is resumed."""
+
+
+class ResumeAdapter(Message, frozen=True, kw_only=True):
+    """Give a drained name requests again. Answered by `AdapterReply`."""
+
+    call_id: str
+    name: str
+
+
 class UnloadAdapter(Message, frozen=True, kw_only=True):
     """Let a name mean nothing. Answered by `AdapterReply` at once; running requests go on."""
 
@@ -52,7 +99,17 @@ class UnloadAdapter(Message, frozen=True, kw_only=True):
     name: str
 
 
-AdapterCall = LoadAdapter | MoveAdapter | UnloadAdapter | ListAdapters
+NameCall = PinAdapter | DrainAdapter | ResumeAdapter
+"""What is done to a name and what it means stays."""
+AdapterCall = (
+    LoadAdapter
+    | MoveAdapter
+    | PushAdapter
+    | FlushAdapters
+    | NameCall
+    | UnloadAdapter
+    | ListAdapters
+)
 
 
 # --- engine to front end ---------------------------------------------------------------------
@@ -73,6 +130,20 @@ class AdapterReply(Message, frozen=True, kw_only=True):
     expected: int = 0
     """Modules that the adapter's config targets."""
     warnings: Sequence[str] = ()
+    durable: bool = True
+    """Whether the store has what was done, so that it survives a kill."""
+    requests: int = 0
+    """Open requests of the name's revision."""
+
+
+class AdaptersFlushed(Message, frozen=True, kw_only=True):
+    """Answer to `FlushAdapters`."""
+
+    call_id: str
+    written: list[str]
+    """Names whose meaning the store has now and had not."""
+    failed: dict[str, str]
+    """Names that could not be written, and why."""
 
 
 class AdapterStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,8 +164,24 @@ class AdapterStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it stands in the arena."""
     requests: int
     """Open requests of its revision, under any name."""
+    running: int
+    """Those of them that run; the others wait."""
+    hits: int
+    """Requests that the name has had since the service began."""
+    last_use: float | None
+    """When it had the last one, in Unix seconds."""
+    pinned: bool
+    """Whether it is kept in memory when idle."""
+    draining: bool
+    """Whether it takes no new requests."""
+    dirty: bool
+    """Whether the store does not know yet what the name means: a kill would lose that."""
+    write_error: str = ""
+    """Why the last attempt to write it to the store failed."""
     history: list[str] = []
     """Revisions that the name meant, the present one first; of the store."""
+    manifest: dict[str, Any] | None = None
+    """Of the store, when it was asked for by name."""
 
 
 class AdapterList(Message, frozen=True, kw_only=True):
@@ -105,4 +192,4 @@ class AdapterList(Message, frozen=True, kw_only=True):
     """In the order of their names."""
 
 
-AdapterAnswer = AdapterReply | AdapterList
+AdapterAnswer = AdapterReply | AdaptersFlushed | AdapterList

@@ -5,8 +5,9 @@
     undo_move      the top move is set aside, and can be promoted again until the name moves on
     unname         the name and all of its moves go
 
-A revision that the last move of any name has let go is marked as draining in the same transaction:
-whoever runs it discards it when it is done with it, and the next opening of the store if not.
+A revision that no move refers to any more is marked as draining in the same transaction: whoever
+runs it discards it when it is done with it, and the next opening of the store does so otherwise. A
+move to it before that makes it ready again.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ def move(db: sqlite3.Connection, name: str, digest: str, *, pushed: bool) -> lis
         "INSERT INTO aliases (name, digest) VALUES (?, ?) "
         "ON CONFLICT (name) DO UPDATE SET digest = excluded.digest",
         (name, digest),
+    )
+    db.execute(
+        "UPDATE revisions SET state = 'ready' WHERE digest = ? AND state = 'draining'", (digest,)
     )
     let_go = _delete(db, "name = ? AND undone", name)
     top = _top(db, name)

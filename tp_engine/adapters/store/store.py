@@ -58,7 +58,11 @@ class AdapterStore:
     # --- revisions ---------------------------------------------------------------------------
 
     def add(
-        self, directory: Path, read: Callable[[Path], AdapterRevision]
+        self,
+        directory: Path,
+        read: Callable[[Path], AdapterRevision],
+        *,
+        source: str | None = None,
     ) -> tuple[AdapterRevision, RevisionRow]:
         """Copy an adapter's files, read and check the copy, and keep it.
 
@@ -68,13 +72,14 @@ class AdapterStore:
         Args:
             directory: of the two files, resolved.
             read: reads and checks the adapter in a directory.
+            source: where it came from, if not from there.
 
         Raises:
             AdapterError: it is refused; nothing is kept.
             OSError: its files cannot be read, or the store cannot be written.
         """
         with self._files.staged({name: directory / name for name in FILES}) as staged:
-            revision = replace(read(staged.path), source=str(directory))
+            revision = replace(read(staged.path), source=source or str(directory))
             with self._lock:
                 row = self._index.revision(revision.digest)
                 if row is None or row.state is not RevisionState.READY:
@@ -93,6 +98,10 @@ class AdapterStore:
             raise StoreError("unknown_revision", f"revision {shown(digest)} is not registered")
         return row
 
+    def has(self, digest: str) -> bool:
+        """Whether a revision is registered, in whatever state."""
+        return self._index.revision(digest) is not None
+
     def revisions(self, after: str = "", limit: int = -1) -> list[RevisionRow]:
         """Revisions in the order of their digests, those past ``after``; a negative limit: all."""
         return self._index.revisions(after, limit)
@@ -104,9 +113,7 @@ class AdapterStore:
             StoreError: ``unknown_revision``, ``not_ready``, or ``damaged`` if a file is not what
                 it was; the revision is then marked as failed.
         """
-        row = self.revision(digest)
-        if row.state is RevisionState.FAILED:
-            raise _not_ready(row)
+        row = self._check_whole(digest)
         path = self._files.path(digest)
         for name, wanted in row.manifest.files.items():
             found = sha256_of(path / name) if (path / name).is_file() else "nothing"
@@ -115,15 +122,6 @@ class AdapterStore:
                 self._index.set_state(digest, RevisionState.FAILED, reason)
                 raise StoreError("damaged", f"revision {digest}: {reason}")
         return path
-
-    def drain(self, digest: str) -> None:
-        """Let no new request get a revision.
-
-        Raises:
-            StoreError: ``unknown_revision``.
-        """
-        self.revision(digest)
-        self._index.set_state(digest, RevisionState.DRAINING)
 
     def remove(self, digest: str) -> None:
         """Forget a revision and delete its files. Whoever runs it must have let go of it.
@@ -149,7 +147,7 @@ class AdapterStore:
     # --- names -------------------------------------------------------------------------------
 
     def promote(self, name: str, digest: str, *, pushed: bool = False) -> list[str]:
-        """Let a name mean a ready revision from now on; the one before can be rolled back to.
+        """Let a name mean a revision from now on; the one before can be rolled back to.
 
         Args:
             pushed: whether the next pushed one takes its place, so that it cannot be rolled back
@@ -162,7 +160,7 @@ class AdapterStore:
             StoreError: ``unknown_revision`` or ``not_ready``.
         """
         with self._lock:
-            self._check_ready(digest)
+            self._check_whole(digest)
             return self._index.move(name, digest, pushed=pushed)
 
     def earlier(self, name: str) -> str:
@@ -176,7 +174,7 @@ class AdapterStore:
         past = self._index.moves(name)
         if len(past) < 2:
             raise StoreError("nothing_before", f"adapter {shown(name)} has no earlier revision")
-        return self._check_ready(past[1].digest).manifest.digest
+        return self._check_whole(past[1].digest).manifest.digest
 
     def roll_back(self, name: str) -> Alias:
         """Let a name mean what it meant before its last move.
@@ -246,10 +244,10 @@ class AdapterStore:
 
     # -----------------------------------------------------------------------------------------
 
-    def _check_ready(self, digest: str) -> RevisionRow:
+    def _check_whole(self, digest: str) -> RevisionRow:
         row = self.revision(digest)
-        if row.state is not RevisionState.READY:
-            raise _not_ready(row)
+        if row.state is RevisionState.FAILED:
+            raise StoreError("not_ready", f"revision {digest} is failed: {row.reason}")
         return row
 
     def _forget_unreferred(self, digest: str) -> bool:
@@ -284,8 +282,3 @@ class AdapterStore:
             expected=revision.expected,
             warnings=revision.warnings,
         )
-
-
-def _not_ready(row: RevisionRow) -> StoreError:
-    why = "" if row.reason is None else f": {row.reason}"
-    return StoreError("not_ready", f"revision {row.manifest.digest} is {row.state}{why}")

@@ -1,0 +1,148 @@
+"""Names that are pinned, drained, resumed and counted."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.engine.fake import solo
+from tests.engine.fleet_world import PARAMS, PROMPT, World, known, world_at
+from tp_engine.adapters import ModelHeld, UnknownModel
+from tp_engine.messages import (
+    AdapterReply,
+    DrainAdapter,
+    PinAdapter,
+    ResumeAdapter,
+)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with world_at(tmp_path) as world:
+        yield world
+
+
+def drain(world: World, name: str, *, seconds: float = 60.0, remove: bool = False) -> AdapterReply:
+    return world.do(DrainAdapter, name=name, seconds=seconds, remove=remove)
+
+
+@pytest.mark.parametrize("remove", [False, True])
+def test_a_drained_name_takes_no_new_requests_and_finishes_the_others(
+    remove: bool, world: World
+) -> None:
+    world.load("x", "good-2")
+    world.load("y", "good-2")
+    world.ask("r", "x")
+    assert drain(world, "x", remove=remove).requests == 1
+    with pytest.raises(ModelHeld, match="'x' is drained"):
+        world.fleet.admit("base:x")
+    assert world.fleet.admit("y") == "good-2" and world.show("x").draining
+    assert world.fleet.changed, "what is served has"
+    assert world.run()["r"] == solo("good-2", PROMPT, PARAMS)
+    world.settle()
+    if remove:
+        with pytest.raises(UnknownModel):
+            world.fleet.admit("x")
+    else:
+        assert world.show("x").draining
+    assert world.fleet.admit("y") == "good-2" and known(world.engine) == ["good-2"]
+
+
+@pytest.mark.parametrize("remove", [False, True])
+def test_a_drain_ends_the_requests_of_its_name_alone_at_the_deadline(
+    remove: bool, world: World
+) -> None:
+    world.load("x", "good-2")
+    world.load("y", "good-2")
+    for request_id, name in (("mine", "x"), ("other", "y"), ("longer", "base:x")):
+        world.ask(request_id, name)
+    world.step()
+    assert world.begin(DrainAdapter, name="x", seconds=0.0, remove=remove) == []
+    failed = world.step()
+    assert {each.request_id for each in failed} == {"mine", "longer"}
+    assert {each.code for each in failed} == {"adapter_draining"}
+    assert world.run()["other"] == solo("good-2", PROMPT, PARAMS)
+    assert ("x" in world.registry.adapters) is not remove
+
+
+def test_a_drain_outlives_a_restart_until_it_is_resumed(tmp_path: Path) -> None:
+    with world_at(tmp_path) as world:
+        world.load("x", "good-2")
+        drain(world, "x")
+    with world_at(tmp_path) as world:
+        with pytest.raises(ModelHeld):
+            world.fleet.admit("x")
+        assert world.do(ResumeAdapter, name="x").code is None
+        assert world.fleet.admit("x") == "good-2"
+    with world_at(tmp_path) as world:
+        assert world.fleet.admit("x") == "good-2"
+
+
+def test_a_name_that_was_resumed_is_not_taken_away(world: World) -> None:
+    world.load("x", "good-2")
+    world.ask("r", "x")
+    world.step()
+    drain(world, "x", remove=True)
+    world.do(ResumeAdapter, name="x")
+    world.ask("again", "x")
+    tokens = world.run()
+    world.settle()
+    assert tokens["r"] == tokens["again"] == solo("good-2", PROMPT, PARAMS)
+    assert world.fleet.admit("x") == "good-2"
+
+
+def test_a_name_that_comes_again_is_as_new(world: World) -> None:
+    world.load("x", "good-2")
+    world.fleet.admit("x")
+    world.do(PinAdapter, name="x", pinned=True)
+    drain(world, "x")
+    world.unload("x")
+    world.load("x", "good-3")
+    status = world.show("x")
+    assert not status.pinned and not status.draining and status.hits == 0
+    assert world.fleet.admit("x") == "good-3"
+
+
+def test_hits_are_those_of_the_name(world: World) -> None:
+    world.load("x", "good-2")
+    world.load("y", "good-2")
+    assert world.show("x").last_use is None
+    for model in ("x", "base:x", "base", "y"):
+        world.fleet.admit(model)
+    for _ in range(5):
+        with pytest.raises(UnknownModel):
+            world.fleet.admit("nobody")
+    assert (world.show("x").hits, world.show("y").hits) == (2, 1)
+    assert world.show("x").last_use is not None
+
+
+def test_what_is_shown_of_one_adapter_has_its_manifest(world: World) -> None:
+    world.load("x", "good-2")
+    manifest = world.show("x").manifest
+    assert manifest is not None and manifest["digest"] == "good-2"
+    assert manifest["modules"]["model.layers.0.self_attn.q_proj"]["rank"] == 4
+    world.push("x", "good-4")
+    assert world.show("x").manifest is None, "the store does not know it yet"
+
+
+def test_running_and_waiting_requests_are_told_apart(world: World) -> None:
+    world.load("x", "good-2")
+    for number in range(6):  # there are four places
+        world.ask(str(number), "x")
+    world.step()
+    status = world.show("x")
+    assert status.requests == 6 and 0 < status.running < 6
+
+
+@pytest.mark.parametrize(
+    ("call", "fields"),
+    [
+        (PinAdapter, {"pinned": True}),
+        (DrainAdapter, {"seconds": 1.0, "remove": False}),
+        (ResumeAdapter, {}),
+    ],
+)
+def test_nothing_is_done_to_a_name_that_means_nothing(
+    call: type, fields: dict[str, object], world: World
+) -> None:
+    assert world.do(call, name="nobody", **fields).code == "adapter_not_found"

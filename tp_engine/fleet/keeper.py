@@ -1,0 +1,108 @@
+"""What the fleet has the store do; every method is called in the reader's thread."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+
+from tp_engine.adapters import AdapterRevision
+from tp_engine.adapters.store import AdapterStore, StoreError
+from tp_engine.fleet.errands import Kept, LetGo
+from tp_engine.fleet.pushed import PUSHED, PushedFiles
+
+log = logging.getLogger(__name__)
+
+
+class Keeper:
+    """Half of `tp_engine.fleet.errands.Loader`: names and revisions that last.
+
+    Without a store nothing lasts, and names cannot be moved back.
+    """
+
+    def __init__(self, store: AdapterStore | None) -> None:
+        """Work with a store, or none."""
+        self._store = store
+        self._pushed = PushedFiles()
+        self._loaded: Counter[str] = Counter()
+        """Revisions that are loaded and may get a name: they are not discarded."""
+
+    def read(self, directory: Path) -> AdapterRevision:
+        """Read and check an adapter."""
+        raise NotImplementedError
+
+    def settled(self, digest: str) -> None:
+        """What was loaded has its name, or will not get one."""
+        self._loaded[digest] -= 1
+        if not self._loaded[digest]:
+            del self._loaded[digest]
+
+    def record(self, name: str, digest: str) -> LetGo:
+        """Make it last that a name means a revision."""
+        return [] if self._store is None else self._store.promote(name, digest)
+
+    def roll_back(self, name: str, digest: str) -> LetGo:
+        """Make it last that a name means what it meant before its last move, this revision."""
+        assert self._need_store().roll_back(name).digest == digest
+        return []
+
+    def write_back(self, name: str, digest: str) -> LetGo:
+        """Make it last that a name means a revision that was pushed.
+
+        Raises:
+            AdapterError: its files are not what they were.
+            OSError: the store cannot be written.
+        """
+        store, directory = self._need_store(), self._pushed.find(digest)
+        if directory is not None:
+            store.add(directory, self.read, source=PUSHED)
+        let_go = store.promote(name, digest, pushed=True)
+        self._pushed.drop(digest)
+        return let_go
+
+    def erase(self, name: str) -> LetGo:
+        """Make it last that a name means nothing."""
+        if self._store is None or not self._store.knows(name):
+            return []
+        return self._store.unname(name)
+
+    def discard(self, digest: str) -> None:
+        """Delete a revision that nobody runs, unless a name refers to it or may get it."""
+        if self._loaded[digest]:
+            return
+        self._pushed.drop(digest)
+        if self._store is not None:
+            self._store.discard(digest)
+
+    def drop(self, directory: Path) -> None:
+        """Delete what was pushed and refused unread."""
+        shutil.rmtree(directory)
+
+    def kept(self, name: str, digest: str | None = None) -> Kept:
+        """What is known of a name, and of a revision."""
+        if self._store is None:
+            return Kept(history=[])
+        manifest = None
+        if digest is not None and self._store.has(digest):
+            manifest = msgspec.to_builtins(self._store.revision(digest).manifest)
+        return Kept(history=[move.digest for move in self._store.moves(name)], manifest=manifest)
+
+    def pin(self, name: str, pinned: bool) -> LetGo:
+        """Make it last that a name is pinned, or not."""
+        if self._store is not None and self._store.knows(name):
+            self._store.pin(name, pinned)
+        return []
+
+    def hold(self, name: str, held: bool) -> LetGo:
+        """Make it last that a name takes no new requests, or takes them again."""
+        if self._store is not None and self._store.knows(name):
+            self._store.hold(name, held)
+        return []
+
+    def _need_store(self) -> AdapterStore:
+        if self._store is None:
+            raise StoreError("no_store", "the server was started without --adapter-store")
+        return self._store
