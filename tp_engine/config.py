@@ -163,6 +163,9 @@ class EngineConfig:
     """Reuse the pages of equal prompt beginnings (same adapter revision and tenant)."""
     enforce_eager: bool = False
     """On a GPU, launch every kernel of a step instead of replaying captured steps."""
+    max_lora_rank: int = 16
+    """On a GPU, LoRA rank up to which a start prepares for adapters that come later; 0: for none
+    but those of the start. The first adapter of a larger one stops all tokens for some seconds."""
     deterministic: bool = False
     """Make a request's tokens independent of whatever shares its batch, at some cost in speed."""
     seed: int | None = None
@@ -192,6 +195,7 @@ class EngineConfig:
         for name, low in (("max_model_len", 2), ("max_num_seqs", 1), ("cpu_threads", 1)):
             check_number(self, name, low)
         check_number(self, "max_num_batched_tokens", self.max_num_seqs, unit="(max_num_seqs)")
+        check_number(self, "max_lora_rank", 0)
         check_number(self, "gpu_memory_utilization", 0, 1, low_open=True)
         check_number(self, "arena_bytes", MIB, unit="bytes")
         check_number(self, "num_pages", 1)

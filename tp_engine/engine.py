@@ -172,10 +172,14 @@ class Engine:
         self._under_way.append((ordered, sampled))
         return True
 
-    def capture(self) -> None:
-        """Let the ranks capture their steps of few rows, for the adapters that there are."""
-        ranks = [adapter.max_rank for adapter in self.adapters.values()]
-        plan = self._planner.control(PlanKind.CAPTURE, max_rank=max(ranks, default=0))
+    def capture(self, max_rank: int = 0) -> None:
+        """Let the ranks capture their steps of few rows.
+
+        Args:
+            max_rank: LoRA rank to prepare for; at least those of the adapters that there are.
+        """
+        ranks = [max_rank, *(adapter.max_rank for adapter in self.adapters.values())]
+        plan = self._planner.control(PlanKind.CAPTURE, max_rank=max(ranks))
         self._send(plan)
         self.worker.run(plan)
 

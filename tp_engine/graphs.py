@@ -30,6 +30,8 @@ MIXED_CONTEXT = 4096
 """Steps with prompts and longer contexts are not captured: the device is slower at them."""
 MIN_RANK = 16
 """Smallest bound of LoRA ranks; each next one is twice it."""
+LONG_ROWS = (1100, 1500, 2500, 5000)
+"""Of steps that are not captured, rows for each range that LoRA kernels are compiled for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ class StepGraphs:
         self._forward = forward
         self._decodes = list(decode_shapes(max_num_seqs))
         self._mixed = list(mixed_shapes(max_num_seqs, max_rows))
+        self._max_rows = max_rows
         self._max_context = max_model_len
         self._spare_slot = max_num_seqs
         self._device = device
@@ -101,7 +104,7 @@ class StepGraphs:
         return GraphKey(
             shape=shape,
             max_context=bound(host.max_context, MIN_CONTEXT, 4, self._max_context),
-            max_rank=bound(host.max_rank, MIN_RANK, 2) if host.max_rank else 0,
+            max_rank=with_bounded_rank(host).max_rank,
             traits=host.traits,
         )
 
@@ -113,12 +116,18 @@ class StepGraphs:
         )
 
     def capture_all(self, max_rank: int) -> None:
-        """Capture every shape and context bound, without adapters and for ranks to ``max_rank``."""
+        """Capture every shape and context bound, without adapters and for ranks to ``max_rank``.
+
+        Longer steps with adapters are launched once, for their kernels to be compiled.
+        """
         start, free = time.monotonic(), torch.cuda.mem_get_info(self._device)[0]
         known = len(self._captured)
         for key in self.keys(max_rank):
             if key not in self._captured:
                 self._capture(key)
+        for key in self._longer(max_rank):
+            host = self.padded(HostStep.empty(), key)
+            self._forward(host, host.pack(pinned=False).to(self._device))
         log.info(
             "%d graphs captured in %.1f s, %.0f MiB",
             len(self._captured) - known,
@@ -128,11 +137,18 @@ class StepGraphs:
 
     def keys(self, max_rank: int) -> Iterator[GraphKey]:
         """What `capture_all` captures, the largest shape first: the rest fits in its memory."""
-        ranks = [0, *bounds(MIN_RANK, 2, bound(max_rank, MIN_RANK, 2))] if max_rank else [0]
+        ranks = [0, *_ranks(max_rank)]
         for shape in (*reversed(self._mixed), *reversed(self._decodes)):
             for context in bounds(MIN_CONTEXT, 4, self._max_context):
                 if shape.prompts == 0 or context <= MIXED_CONTEXT:
                     yield from (GraphKey(shape, context, rank) for rank in ranks)
+
+    def _longer(self, max_rank: int) -> Iterator[GraphKey]:
+        """Steps beyond all shapes; kernels tell a single segment from several."""
+        for rank in _ranks(max_rank):
+            for rows in {min(rows, self._max_rows) for rows in LONG_ROWS}:
+                for shape in (StepShape(rows, 0, 1), StepShape(rows, 1, 1)):
+                    yield GraphKey(shape, min(MIN_CONTEXT, self._max_context), rank)
 
     def _capture(self, key: GraphKey) -> None:
         host = self.padded(HostStep.empty(), key)
@@ -146,6 +162,16 @@ class StepGraphs:
             logits = self._forward(host, packed)
         kept = replace(logits, logits=_lent(logits.logits))
         self._captured[key] = CapturedStep(graph, packed, kept)
+
+
+def with_bounded_rank(host: HostStep) -> HostStep:
+    """The step with a bound of its LoRA ranks, of which kernels know only few."""
+    return replace(host, max_rank=bound(host.max_rank, MIN_RANK, 2)) if host.max_rank else host
+
+
+def _ranks(most: int) -> Iterator[int]:
+    """Bounds of the LoRA ranks to ``most``."""
+    return bounds(MIN_RANK, 2, bound(most, MIN_RANK, 2)) if most else iter(())
 
 
 def bounds(first: int, factor: int, last: int) -> Iterator[int]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernels.entry import SpellOut
 from tp_engine.adapters import AdapterImage, relocate
-from tp_engine.graphs import StepGraphs
+from tp_engine.graphs import StepGraphs, with_bounded_rank
 from tp_engine.host_step import HostStep
 from tp_engine.memory import PageLayout
 from tp_engine.models import Decoder
@@ -143,8 +143,10 @@ class Runner:
             self._graphs.capture_all(max_rank)
 
     def _forward(self, host: HostStep) -> StepLogits:
-        if self._graphs is not None and (logits := self._graphs.run(host)) is not None:
-            return logits
+        if self._graphs is not None:
+            if (logits := self._graphs.run(host)) is not None:
+                return logits
+            host = with_bounded_rank(host)
         packed = host.pack(pinned=self._device.type == "cuda")
         return self._compute(host, packed.to(self._device, non_blocking=True))
 

@@ -14,21 +14,22 @@ from tp_engine.engine import Engine
 from tp_engine.messages import Submit
 from tp_engine.params import SamplingParams
 
-GPU_ROWS = (1, 24, 100, 250, 700, 1500)
+GPU_ROWS = (1, 24, 100, 250, 700, 1100, 1500, 2500)
 """Rows of a step, one for each range that a kernel treats in its own way."""
 OUTPUT_TOKENS = 2
 _GREEDY = SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=True)
 _DRAWN = msgspec.structs.replace(_GREEDY, temperature=1.0, top_p=0.9, seed=0)
 
 
-def warm_up(engine: Engine, *, gpu: bool) -> None:
+def warm_up(engine: Engine, *, gpu: bool, max_rank: int = 0) -> None:
     """Let the ranks capture their steps of few rows, and run steps of the base, of one adapter and
     of both together through them, uncounted.
 
     Args:
         gpu: do it for every range of rows that kernels are compiled for, not just for one row.
+        max_rank: LoRA rank of the adapters that may come later.
     """
-    engine.capture()
+    engine.capture(max_rank)
     before = dict(engine.counters)
     for count in (*GPU_ROWS, engine.limits.max_num_batched_tokens) if gpu else (1,):
         _run(engine, {"": count})

@@ -141,7 +141,8 @@ class Lead:
         with phases.phase("hand out adapters"):
             hand_out_adapters(rank, engine, registry)
         with phases.phase("warm up"):
-            warm_up(engine, gpu=rank.comm.device.type == "cuda")
+            gpu = rank.comm.device.type == "cuda"
+            warm_up(engine, gpu=gpu, max_rank=config.max_lora_rank)
         freeze_objects()
         engine.control(PlanKind.RETURN)
         serving_signals(self._stop.handle)

@@ -107,6 +107,17 @@ def test_a_decode_step_takes_a_shape_of_its_own_and_no_step_one_that_is_too_smal
     assert key is not None and key.max_context == 10_000
 
 
+def test_longer_steps_are_launched_with_one_segment_and_with_two() -> None:
+    known = graphs(max_rows=2000)
+    keys = list(known._longer(max_rank=20))
+    assert {key.shape.rows for key in keys} == {1100, 1500, 2000}
+    assert {key.max_rank for key in keys} == {16, 32}
+    steps = [known.padded(HostStep.empty(), key) for key in keys]
+    assert {step.descriptors.size for step in steps} == {1, 2}
+    assert all(step.segment_offsets[-1] == step.tokens.size for step in steps)
+    assert not list(known._longer(max_rank=0))
+
+
 @pytest.mark.parametrize("max_num_seqs", [1, 5, 64, 200])
 def test_every_step_of_few_rows_is_captured_beforehand(max_num_seqs: int) -> None:
     known, random = graphs(max_num_seqs, max_rows=1200), np.random.default_rng(max_num_seqs)

@@ -32,7 +32,8 @@ def offline_figures(
     model, lora = fields.pop("model"), dict(fields.pop("lora"))
     with LLM(model, lora=lora, **fields) as llm:
         assert llm.engine is not None
-        warm_up(llm.engine, gpu=llm.rank.comm.device.type == "cuda")
+        gpu = llm.rank.comm.device.type == "cuda"
+        warm_up(llm.engine, gpu=gpu, max_rank=config.max_lora_rank)
         for requests in runs:
             seconds = _generate(llm, requests)
     tokens = sum(request.tokens for request in runs[-1])
