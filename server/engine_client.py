@@ -18,7 +18,7 @@ import zmq
 import zmq.asyncio
 
 from server.batch import Batch
-from server.errors import EngineDead, InvalidRequest, Unavailable
+from server.errors import EngineDead, InvalidRequest, NoAnswer, Unavailable
 from tp_engine.messages import (
     Abort,
     AdapterAnswer,
@@ -51,16 +51,25 @@ class EngineClient:
     Use as an asynchronous context manager, inside the event loop that uses it.
     """
 
-    def __init__(self, to_engine: str, to_front_end: str, *, max_open: int = 4096) -> None:
+    def __init__(
+        self,
+        to_engine: str,
+        to_front_end: str,
+        *,
+        max_open: int = 4096,
+        call_timeout: float = 300.0,
+    ) -> None:
         """Prepare for an engine; nothing is connected yet.
 
         Args:
             to_engine: ZeroMQ endpoint on which the engine receives.
             to_front_end: ZeroMQ endpoint on which the engine sends.
             max_open: most engine requests that may be open at a time.
+            call_timeout: seconds that the engine may take over a call about adapters.
         """
         self._endpoints = (to_engine, to_front_end)
         self._max_open = max_open
+        self._call_timeout = call_timeout
         self._batches: dict[str, Batch] = {}
         self._calls: dict[str, asyncio.Future[AdapterAnswer]] = {}
         self.phase = "starting"
@@ -130,13 +139,20 @@ class EngineClient:
         Raises:
             EngineDead: the engine is lost.
             Unavailable: it has not started, or is draining.
+            NoAnswer: it has not answered in time; it goes on with the call.
         """
         self.require_serving()
         reply: asyncio.Future[AdapterAnswer] = asyncio.get_running_loop().create_future()
         self._calls[message.call_id] = reply
         self._send(message)
         try:
-            return await reply
+            async with asyncio.timeout(self._call_timeout):
+                return await reply
+        except TimeoutError:
+            raise NoAnswer(
+                f"the engine has not answered within {self._call_timeout:g} s; it may still do "
+                "what was asked: look at the adapter before asking again"
+            ) from None
         finally:
             del self._calls[message.call_id]
 

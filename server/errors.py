@@ -7,6 +7,7 @@ ApiError                 any error that a client sees
 ├── Conflict         409 another call is at it
 ├── BodyTooLarge     413 the body is over the limit
 ├── Unavailable      503 starting, draining or overloaded: worth another try
+├── NoAnswer         504 the engine takes too long over an operator's call
 └── EngineDead       503 the engine has gone; this server ends
 """
 
@@ -116,6 +117,14 @@ class Unavailable(ApiError):
     def __init__(self, message: str, *, code: str | None = None) -> None:
         super().__init__(message, code=code)
         self.headers = {"retry-after": "1"}
+
+
+class NoAnswer(ApiError):
+    """The engine has not answered a call in time; it may still do what was asked."""
+
+    status = 504
+    type = "server_error"
+    code = "no_answer"
 
 
 class EngineDead(ApiError):

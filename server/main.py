@@ -60,7 +60,10 @@ async def _serve(
     settings: FrontEndSettings, config: ServerConfig, tokenizer: Tokenizer, listener: socket.socket
 ) -> int:
     client = EngineClient(
-        settings.to_engine, settings.to_front_end, max_open=settings.max_open_requests
+        settings.to_engine,
+        settings.to_front_end,
+        max_open=settings.max_open_requests,
+        call_timeout=settings.call_timeout_s,
     )
     async with client:
         server = _Server(_uvicorn_config(create_app(client, tokenizer, config), settings))

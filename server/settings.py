@@ -33,6 +33,8 @@ class FrontEndSettings:
     """Longest request body."""
     max_open_requests: int = 4096
     """Most engine requests open at a time; more are refused with 503."""
+    call_timeout_s: float = 300.0
+    """How long the engine may take over an operator's call; then 504 answers it."""
     keep_alive_s: int = 75
     """How long an idle connection stays open: longer than a proxy's own limit, commonly 60."""
     close_timeout_s: int = 5
@@ -46,7 +48,7 @@ class FrontEndSettings:
         for name in ("max_body_bytes", "max_open_requests"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} is not allowed: at least 1")
-        for name in ("keep_alive_s", "close_timeout_s"):
+        for name in ("keep_alive_s", "close_timeout_s", "call_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)} is not allowed: above 0")
 

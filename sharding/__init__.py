@@ -15,7 +15,7 @@ from sharding.cut import (
     module_slice,
     weight_slice,
 )
-from sharding.header import CheckpointError, TensorInfo, read_header, read_metadata
+from sharding.header import CheckpointError, TensorInfo, read_header
 from sharding.lora import cut_lora
 from sharding.nf4 import BnbTensor
 from sharding.quantize import MatrixSource, quantize_slice
@@ -50,7 +50,6 @@ __all__ = [
     "module_slice",
     "quantize_slice",
     "read_header",
-    "read_metadata",
     "stack_rows",
     "weight_slice",
 ]

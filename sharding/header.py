@@ -15,14 +15,7 @@ from typing import Any, BinaryIO, Final
 
 import torch
 
-__all__ = [
-    "MAX_HEADER_BYTES",
-    "CheckpointError",
-    "TensorInfo",
-    "parse_header",
-    "read_header",
-    "read_metadata",
-]
+__all__ = ["MAX_HEADER_BYTES", "CheckpointError", "TensorInfo", "parse_header", "read_header"]
 
 MAX_HEADER_BYTES: Final = 16 << 20
 """Longest header accepted. A 70B model in one NF4 file needs about 1 MB."""
@@ -86,27 +79,12 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, TensorInfo]:
         return parse_header(file, where)
 
 
-def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
-    """The free text that the safetensors file at ``path`` brings under ``__metadata__``.
-
-    Raises:
-        CheckpointError: as `read_header`, but what is said of tensors is not looked at.
-    """
-    where = Path(path)
-    if not where.is_file():
-        raise CheckpointError(f"{where}: no such file")
-    with where.open("rb") as file:
-        try:
-            return _read_json(file, file.seek(0, os.SEEK_END))[2]
-        except _Bad as bad:
-            raise CheckpointError(f"{where}: {bad}") from None
-
-
 def parse_header(file: BinaryIO, where: Path) -> dict[str, TensorInfo]:
     """As `read_header`, for a file already open; ``where`` is its name in errors."""
     size = file.seek(0, os.SEEK_END)
+    file.seek(0)
     try:
-        data_begin, entries, _ = _read_json(file, size)
+        data_begin, entries = _read_json(file, size)
         infos = {name: _check_entry(name, entry, data_begin) for name, entry in entries.items()}
         _check_cover(infos, data_begin, size)
     except _Bad as bad:
@@ -118,9 +96,8 @@ class _Bad(Exception):
     """Reason of a refusal, before the file's name is added."""
 
 
-def _read_json(file: BinaryIO, size: int) -> tuple[int, dict[str, Any], dict[str, str]]:
-    """Where the data begins, the entries, and the metadata."""
-    file.seek(0)
+def _read_json(file: BinaryIO, size: int) -> tuple[int, dict[str, Any]]:
+    """Where the data begins, and the entries without metadata."""
     start = file.read(len(_LFS_POINTER))
     if start == _LFS_POINTER:
         raise _Bad("is a git-lfs pointer, not the file itself; fetch it with 'git lfs pull'")
@@ -143,7 +120,7 @@ def _read_json(file: BinaryIO, size: int) -> tuple[int, dict[str, Any], dict[str
     metadata = parsed.pop("__metadata__", None) or {}
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise _Bad("__metadata__ is not a map of strings")
-    return 8 + length, parsed, metadata
+    return 8 + length, parsed
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

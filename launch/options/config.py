@@ -32,6 +32,8 @@ class ServeConfig:
     """Directory in which loaded adapters are kept, so that they are there after a restart."""
     adapter_drain_timeout: float = 60.0
     """Seconds that running requests of an adapter that is unloaded or replaced may still take."""
+    adapter_call_timeout: float = 300.0
+    """Seconds after which an operator's call is answered with 504 if it is not done."""
     flush_interval: float = 60.0
     """Seconds after which pushed adapters are written to the store; 0: only when the server stops
     or is asked to."""
@@ -60,6 +62,7 @@ class ServeConfig:
         check_number(self, "keep_alive", 0, low_open=True, unit="seconds")
         check_number(self, "stats_interval", 0, unit="seconds")
         check_number(self, "adapter_drain_timeout", 0, unit="seconds")
+        check_number(self, "adapter_call_timeout", 0, low_open=True, unit="seconds")
         check_number(self, "flush_interval", 0, unit="seconds")
         texts = ("host", "api_key_file", "admin_key_file", "adapter_store", "chat_template")
         for name, value in (

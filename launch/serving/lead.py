@@ -102,6 +102,7 @@ class Lead:
             admin_key_file=config.admin_key_file,
             max_body_bytes=config.max_body_bytes,
             max_open_requests=config.max_open_requests,
+            call_timeout_s=config.adapter_call_timeout,
             keep_alive_s=math.ceil(config.keep_alive),
             access_log=config.access_log,
         )

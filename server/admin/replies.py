@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from server.errors import ApiError, Conflict, InvalidRequest, Unavailable, UnknownModel
 from server.services import services_of
-from tp_engine.messages import AdapterReply, LoadAdapter, MoveAdapter, UnloadAdapter
+from tp_engine.messages import AdapterReply, LoadAdapter, MoveAdapter, NameCall, UnloadAdapter
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -21,10 +21,12 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     modules_applied: int = 0
     modules_expected: int = 0
     warnings: list[str] = []
+    requests: int = 0
+    """Open requests of its revision."""
 
 
 async def carry_out(
-    request: Request, call: LoadAdapter | MoveAdapter | UnloadAdapter, what: str
+    request: Request, call: LoadAdapter | MoveAdapter | NameCall | UnloadAdapter, what: str
 ) -> Response:
     """Make a call and answer with `Done`; ``what`` happened then.
 
@@ -43,6 +45,7 @@ async def carry_out(
         modules_applied=reply.applied,
         modules_expected=reply.expected,
         warnings=list(reply.warnings),
+        requests=reply.requests,
     )
     return as_json(done)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from tests.engine.fake import LAYOUT, FakeImage, make_engine, submit
 from tp_engine.adapters import AdapterError, AdapterRegistry, AdapterRevision, LoraModule
@@ -72,14 +71,11 @@ class FakeLoader(AdapterLoader):
         return super().write_back(name, digest)
 
 
-def write_adapter(directory: Path, name: str, *, pushed: bool = False) -> Path:
-    """An adapter's files; a pushed one brings its configuration inside."""
+def write_adapter(directory: Path, name: str) -> Path:
+    """An adapter's files."""
     directory.mkdir(parents=True)
-    tensors = {"x": torch.zeros(1)}
-    metadata = {"adapter_config": name} if pushed else None
-    save_file(tensors, directory / "adapter_model.safetensors", metadata)
-    if not pushed:
-        (directory / "adapter_config.json").write_text(name)
+    (directory / "adapter_model.safetensors").write_bytes(name.encode() * 10)
+    (directory / "adapter_config.json").write_text(name)
     return directory
 
 
@@ -137,8 +133,8 @@ class World:
         return self.begin(LoadAdapter, name=name, path=str(self.root / path), in_place=in_place)
 
     def spool(self, adapter: str) -> Path:
-        """A pushed file, as the front end hands it over."""
-        return write_adapter(self.root / "spool" / str(next(self.numbers)), adapter, pushed=True)
+        """Pushed files, as the front end hands it over."""
+        return write_adapter(self.root / "spool" / str(next(self.numbers)), adapter)
 
     def push(self, name: str, adapter: str) -> AdapterReply:
         """A whole push."""

@@ -11,6 +11,7 @@ from tp_engine.adapters import ModelHeld, UnknownModel
 from tp_engine.messages import (
     AdapterReply,
     DrainAdapter,
+    FlushAdapters,
     PinAdapter,
     ResumeAdapter,
 )
@@ -140,6 +141,7 @@ def test_running_and_waiting_requests_are_told_apart(world: World) -> None:
         (PinAdapter, {"pinned": True}),
         (DrainAdapter, {"seconds": 1.0, "remove": False}),
         (ResumeAdapter, {}),
+        (FlushAdapters, {}),
     ],
 )
 def test_nothing_is_done_to_a_name_that_means_nothing(

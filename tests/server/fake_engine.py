@@ -12,6 +12,9 @@ import zmq.asyncio
 
 from tp_engine.messages import (
     Abort,
+    AdapterAnswer,
+    AdapterCall,
+    AdapterReply,
     Admitted,
     Failed,
     Goodbye,
@@ -54,6 +57,10 @@ class FakeEngine:
         """Closed: requests are accepted but nothing comes."""
         self.received: list[int] = []
         """How many messages travelled together each time."""
+        self.calls: list[AdapterCall] = []
+        self.answer: Callable[[AdapterCall], AdapterAnswer] = lambda call: AdapterReply(
+            call_id=call.call_id, revision="cd" * 32, applied=14, expected=14
+        )
         self.submits: list[Submit] = []
         self.aborts: list[Abort] = []
         self.said_goodbye = asyncio.Event()
@@ -107,10 +114,18 @@ class FakeEngine:
             self.aborts.append(message)
             if (task := self.running.pop(message.request_id, None)) is not None:
                 task.cancel()
+        elif isinstance(message, AdapterCall):
+            self.calls.append(message)
+            self.running[message.call_id] = asyncio.create_task(self._answer(message))
         else:
             assert isinstance(message, Submit)
             self.submits.append(message)
             self.running[message.request_id] = asyncio.create_task(self._run(message))
+
+    async def _answer(self, call: AdapterCall) -> None:
+        await self.gate.wait()
+        await self.send(self.answer(call))
+        self.running.pop(call.call_id, None)
 
     async def _run(self, submit: Submit) -> None:
         await self.gate.wait()

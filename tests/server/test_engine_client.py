@@ -8,9 +8,9 @@ import pytest
 
 from server import EngineClient
 from server.batch import Batch, merge
-from server.errors import EngineDead, InvalidRequest, Unavailable
+from server.errors import EngineDead, InvalidRequest, NoAnswer, Unavailable
 from tests.server.fake_engine import FakeEngine
-from tp_engine.messages import Failed, Output, Submit, TokenLogprobs
+from tp_engine.messages import Failed, ListAdapters, Output, Submit, TokenLogprobs
 from tp_engine.params import SamplingParams
 
 pytestmark = pytest.mark.anyio
@@ -168,3 +168,19 @@ async def test_leaving_does_not_wait_for_a_silent_engine(socket_directory: objec
     async with asyncio.timeout(5):
         async with client:
             client.goodbye()
+
+
+async def test_a_call_that_takes_too_long_is_given_up_and_the_next_one_answered(
+    engine: FakeEngine,
+) -> None:
+    ends = engine.to_engine, engine.to_front_end
+    async with EngineClient(*ends, call_timeout=0.05) as client:
+        await engine.announce()
+        async with asyncio.timeout(5):
+            await client.wait_for(lambda: client.ready is not None)
+            engine.gate.clear()
+            with pytest.raises(NoAnswer, match=r"within 0\.05 s"):
+                await client.call(ListAdapters(call_id="slow"))
+            engine.gate.set()
+            answer = await client.call(ListAdapters(call_id="next"))
+    assert answer.call_id == "next", "the late answer of another call is nobody's"

@@ -93,7 +93,7 @@ class AdapterFleet:
             LoadAdapter: self._load,
             MoveAdapter: self._move,
             PushAdapter: self._push,
-            FlushAdapters: self._dirty.flush,
+            FlushAdapters: self._flush,
             PinAdapter: self._names.pin,
             DrainAdapter: self._names.drain,
             ResumeAdapter: self._names.resume,
@@ -186,6 +186,11 @@ class AdapterFleet:
             self._reader.submit(loader.drop, directory)
             raise
         self._arriving.begin(call, name, partial(loader.load_pushed, directory), None)
+
+    def _flush(self, call: FlushAdapters) -> None:
+        if call.name is not None:
+            self._names.find(call.name)
+        self._dirty.flush(call)
 
     def _once_clean(self, name: str, load: Callable[[], Loaded]) -> Callable[[], Loaded]:
         """A load after which a roll back leads to what the name means now, so that is written."""

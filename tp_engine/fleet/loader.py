@@ -20,7 +20,7 @@ from tp_engine.adapters.errors import shown
 from tp_engine.adapters.store import AdapterStore, Alias, StoreError
 from tp_engine.fleet.errands import Loaded
 from tp_engine.fleet.keeper import Keeper
-from tp_engine.fleet.pushed import PUSHED, unpack
+from tp_engine.fleet.pushed import PUSHED
 from tp_engine.rank import Rank
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class AdapterLoader(Keeper):
         return self._packed(self.read(store.directory(digest or store.earlier(name))))
 
     def load_pushed(self, directory: Path) -> Loaded:
-        """Read, check, cut and pack what was pushed; see `tp_engine.fleet.pushed`.
+        """Read, check, cut and pack what was pushed, and keep its files until the store has it.
 
         Raises:
             AdapterError: it is refused; the directory is deleted.
@@ -63,7 +63,6 @@ class AdapterLoader(Keeper):
         """
         try:
             self._need_store()
-            unpack(directory)
             revision = replace(self.read(directory), source=PUSHED)
         except BaseException:
             self.drop(directory)

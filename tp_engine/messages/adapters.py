@@ -55,7 +55,7 @@ class PushAdapter(Message, frozen=True, kw_only=True):
     call_id: str
     name: str
     directory: str
-    """Of the one file ``adapter_model.safetensors``; the engine's from now on."""
+    """Of the adapter's two files; the engine's from now on."""
 
 
 class FlushAdapters(Message, frozen=True, kw_only=True):
