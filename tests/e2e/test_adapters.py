@@ -1,17 +1,18 @@
 """Adapters that come, change and go while a service of two ranks serves."""
 
+import asyncio
 import shutil
 import signal
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.e2e.service import Server, wait_until
+from tests.e2e.service import HOST, Server, wait_until
 from tests.helpers.tiny_models import make_peft_adapter, oracle_greedy
+from tests.soak.http import Answer, Target, ask
 from tp_engine.text import Tokenizer
 
 KEY, ADMIN = "sk-client", "sk-admin"
@@ -154,18 +155,82 @@ def test_a_running_request_outlives_its_adapters_name(
     wait_until(lambda: server.gauge("tp_engine:pages_adapters") == 0, 10, "no adapter's pages")
 
 
+def test_an_in_place_reload_hits_no_old_kv(server: Server, model: Path, root: Path) -> None:
+    """The same prompt, cached for the old revision, whose keys and values are not the new one's."""
+    prompt = [(7 * i) % 250 + 10 for i in range(40)]
+    fields = {"model": "k", "prompt": prompt, "max_tokens": TOKENS, "ignore_eos": True}
+    tokenizer = Tokenizer.load(model)
+
+    def asked(adapter: str, cached: int) -> None:
+        answer = server.complete(**fields).json()
+        wanted = tokenizer.decode(oracle_greedy(model, prompt, TOKENS, root / adapter))
+        assert answer["choices"][0]["text"] == wanted
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
+        assert answer["system_fingerprint"] == server.http.get("/v1/models/k").json()["revision"]
+
+    load(server, "k", root / "a")
+    asked("a", cached=0)
+    asked("a", cached=32)
+    load(server, "k", root / "b", load_inplace=True)
+    asked("b", cached=0)
+    call(server, "unload", lora_name="k")
+
+
+def test_names_that_look_alike_stay_two_adapters(
+    server: Server, root: Path, right: dict[str, str]
+) -> None:
+    names = {"u/v": "a", "u-v": "b", "u_v": "a"}
+    for name, adapter in names.items():
+        assert load(server, name, root / adapter).status_code == 200
+    assert served(server) == {"base", *names}
+    for name, adapter in names.items():
+        assert says(server, name) == right[adapter]
+    assert admin(server, "DELETE", "/u/v").status_code == 200
+    assert served(server) == {"base", "u-v", "u_v"} and says(server, "u-v") == right["b"]
+    for name in ("u-v", "u_v"):
+        call(server, "unload", lora_name=name)
+
+
+def test_an_unload_while_sixteen_outputs_run_drains(
+    server: Server, root: Path, right: dict[str, str]
+) -> None:
+    load(server, "n", root / "a")
+    fields = {"model": "n", "prompt": PROMPT, "n": 16, "max_tokens": 400, "ignore_eos": True}
+    with server.stream(**fields) as leaving, server.stream(**fields | {"n": 1}) as staying:
+        leaving.read(20)
+        staying.read(1)
+        wait_until(lambda: server.open_requests == 17, 10, "17 open requests")
+        assert call(server, "unload", lora_name="n").status_code == 200
+        leaving.close()
+        staying.read_all()
+    assert staying.whole and staying.text().startswith(right["a"])
+    wait_until(lambda: server.open_requests == 0, 10, "no open requests")
+    wait_until(lambda: server.gauge("tp_engine:pages_adapters") == 0, 10, "no adapter's pages")
+    assert server.gauge("tp_engine:pages_kv") == 0
+    assert 'max_lora="0"' in server.http.get("/metrics").text
+
+
 def test_of_many_loads_of_one_name_one_succeeds(
     server: Server, root: Path, right: dict[str, str]
 ) -> None:
-    with ThreadPoolExecutor(40) as pool:
-        names = ["same"] * 20 + [f"other-{i}" for i in range(20)]
-        answers = list(pool.map(lambda name: load(server, name, root / "a"), names))
-    codes = [answer.status_code for answer in answers]
-    assert codes[:20].count(200) == 1 and set(codes[:20]) <= {200, 400, 409}
-    assert codes[20:] == [200] * 20
+    """200 at once, 50 of them of one name."""
+    names = ["same"] * 50 + [f"other-{i}" for i in range(150)]
+    target = Target(host=HOST, port=server.port, key=ADMIN)
+
+    async def all_at_once(route: str, bodies: list[dict[str, str]]) -> list[Answer]:
+        return await asyncio.gather(*(ask(target, "POST", route, body) for body in bodies))
+
+    bodies = [{"lora_name": name, "lora_path": str(root / "a")} for name in names]
+    answers = asyncio.run(all_at_once("/v1/load_lora_adapter", bodies))
+    codes = [answer.status for answer in answers]
+    assert codes[:50].count(200) == 1 and set(codes[:50]) <= {200, 400, 409}
+    refused = {answer.code for answer in answers[:50] if answer.status != 200}
+    assert refused <= {"adapter_exists", "adapter_loading"}
+    assert codes[50:] == [200] * 150
     assert says(server, "same") == says(server, "other-7") == right["a"]
-    for name in set(names):
-        assert call(server, "unload", lora_name=name).status_code == 200
+    bodies = [{"lora_name": name} for name in sorted(set(names))]
+    gone = asyncio.run(all_at_once("/v1/unload_lora_adapter", bodies))
+    assert {answer.status for answer in gone} == {200}
     assert served(server) == {"base"}
 
 

@@ -52,7 +52,7 @@ class AdapterLoader(Keeper):
             StoreError: there is no store, no such name or revision, or its files are damaged.
         """
         store = self._need_store()
-        return self._packed(self.read(store.directory(digest or store.earlier(name))))
+        return self._packed(self._read_kept(store, digest or store.earlier(name)))
 
     def load_pushed(self, directory: Path) -> Loaded:
         """Read, check, cut and pack what was pushed, and keep its files until the store has it.
@@ -92,6 +92,15 @@ class AdapterLoader(Keeper):
             base_names=(*config.base_names, config.model),
         )
 
+    def _read_kept(self, store: AdapterStore, digest: str) -> AdapterRevision:
+        """Read a revision of the store, which may have been kept for another base."""
+        revision = self.read(store.directory(digest))
+        before, now = store.revision(digest).manifest.base_digest, self._rank.base_digest
+        if before == now:
+            return revision
+        warning = f"it was registered for the base {before}; it is applied to the base {now}"
+        return replace(revision, warnings=(*revision.warnings, warning))
+
     def pack(self, revision: AdapterRevision) -> list[AdapterImage]:
         """Its images, one a rank.
 
@@ -117,10 +126,13 @@ class AdapterLoader(Keeper):
             )
             return False
         try:
-            registry.register(alias.name, self.read(self._need_store().directory(alias.digest)))
+            revision = self._read_kept(self._need_store(), alias.digest)
+            registry.register(alias.name, revision)
         except (AdapterError, StoreError) as error:
             log.error("adapter %s of the store is left out: %s", shown(alias.name), error)
             return False
+        for warning in revision.warnings:
+            log.warning("adapter %s of the store: %s", shown(alias.name), warning)
         if alias.held:
             registry.hold(alias.name)
         return True
