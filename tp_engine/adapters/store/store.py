@@ -40,6 +40,7 @@ class AdapterStore:
             ValueError: another version of this program wrote it.
         """
         root.mkdir(parents=True, exist_ok=True)
+        self.base_digest = base_digest
         self._base = (base_digest, architecture, vocab_size)
         self._lock = threading.Lock()
         self._files = RevisionFiles(root)
