@@ -6,6 +6,7 @@ ApiError                 any error that a client sees
 ├── UnknownModel     404 no such model or adapter
 ├── Conflict         409 another call is at it
 ├── BodyTooLarge     413 the body is over the limit
+├── SourceFailed     502 an adapter's source cannot be reached
 ├── Unavailable      503 starting, draining or overloaded: worth another try
 ├── NoAnswer         504 the engine takes too long over an operator's call
 └── EngineDead       503 the engine has gone; this server ends
@@ -105,6 +106,14 @@ class BodyTooLarge(ApiError):
     status = 413
     type = "invalid_request_error"
     code = "request_too_large"
+
+
+class SourceFailed(ApiError):
+    """Where an adapter should come from cannot be reached, or breaks off again and again."""
+
+    status = 502
+    type = "server_error"
+    code = "source_failed"
 
 
 class Unavailable(ApiError):

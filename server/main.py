@@ -26,6 +26,7 @@ from server.engine_client import EngineClient
 from server.parent import ask_for_death_signal, ignore_stop_signals, parent_gone
 from server.settings import FrontEndSettings
 from tp_engine.garbage import freeze_objects
+from tp_engine.sources import AllowedSources
 from tp_engine.text import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,9 @@ def run_front_end(settings: FrontEndSettings) -> int:
             api_keys=_keys(settings.api_key_file),
             admin_keys=_keys(settings.admin_key_file),
             max_body_bytes=settings.max_body_bytes,
+            adapter_store=None if settings.adapter_store is None else Path(settings.adapter_store),
+            adapter_sources=AllowedSources(settings.adapter_sources),
+            max_adapter_bytes=settings.max_adapter_bytes,
         )
         return asyncio.run(_serve(settings, config, tokenizer, listener))
 
@@ -66,13 +70,15 @@ async def _serve(
         call_timeout=settings.call_timeout_s,
     )
     async with client:
-        server = _Server(_uvicorn_config(create_app(client, tokenizer, config), settings))
+        app = create_app(client, tokenizer, config)
+        server = _Server(_uvicorn_config(app, settings))
         freeze_objects()
         watches = [
             asyncio.create_task(_watch_parent(client, settings.parent_pid)),
             asyncio.create_task(_end_when_over(client, server)),
         ]
         await server.serve(sockets=[listener])
+        await app.state.services.loads.operations.close()
         for watch in watches:
             watch.cancel()
         await asyncio.gather(*watches, return_exceptions=True)

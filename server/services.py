@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from fastapi import Request
 
 from server.engine_client import EngineClient
 from server.metrics import HttpMetrics
 from tp_engine.text import Tokenizer
+
+if TYPE_CHECKING:
+    from server.admin.loads import Loads
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,6 +23,7 @@ class Services:
     client: EngineClient
     tokenizer: Tokenizer
     metrics: HttpMetrics
+    loads: Loads
     started: int = field(default_factory=lambda: int(time.time()))
     """When the application was made, in Unix seconds."""
 

@@ -31,6 +31,12 @@ class FrontEndSettings:
     """File of operators' keys; None: there is no control plane."""
     max_body_bytes: int = 16 * 2**20
     """Longest request body."""
+    adapter_store: str | None = None
+    """Directory of the engine's store; None: adapters can be neither fetched nor uploaded."""
+    adapter_sources: tuple[str, ...] = ()
+    """Prefixes of the addresses that adapters may be fetched from."""
+    max_adapter_bytes: int = 4 * 2**30
+    """Longest adapter that is fetched or uploaded."""
     max_open_requests: int = 4096
     """Most engine requests open at a time; more are refused with 503."""
     call_timeout_s: float = 300.0
@@ -45,7 +51,7 @@ class FrontEndSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port={self.port} is not allowed: from 0 to 65535")
-        for name in ("max_body_bytes", "max_open_requests"):
+        for name in ("max_body_bytes", "max_open_requests", "max_adapter_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} is not allowed: at least 1")
         for name in ("keep_alive_s", "close_timeout_s", "call_timeout_s"):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tp_engine.config import MIB, Bytes, ConfigError, EngineConfig, check_number, check_types
+from tp_engine.config import GIB, MIB, Bytes, ConfigError, EngineConfig, check_number, check_types
+from tp_engine.sources import AllowedSources, SourceError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +29,11 @@ class ServeConfig:
     """File with the keys of operators, one a line; without it adapters can't come or go."""
     adapter_root: tuple[str, ...] = ()
     """Directories that operators may load adapters from while the server runs."""
+    adapter_source: tuple[str, ...] = ()
+    """Prefixes of the addresses that operators may have adapters fetched from, such as
+    s3://bucket/adapters, https://host/path or hf://org; needs an adapter store."""
+    adapter_max_bytes: Bytes = 4 * GIB
+    """Largest adapter that is fetched or uploaded."""
     adapter_store: str | None = None
     """Directory in which loaded adapters are kept, so that they are there after a restart."""
     adapter_drain_timeout: float = 60.0
@@ -58,12 +64,14 @@ class ServeConfig:
         check_types(self)
         check_number(self, "port", 1, 65535)
         check_number(self, "max_body_bytes", 1024, unit="bytes")
+        check_number(self, "adapter_max_bytes", 1024, unit="bytes")
         check_number(self, "max_open_requests", 1)
         check_number(self, "keep_alive", 0, low_open=True, unit="seconds")
         check_number(self, "stats_interval", 0, unit="seconds")
         check_number(self, "adapter_drain_timeout", 0, unit="seconds")
         check_number(self, "adapter_call_timeout", 0, low_open=True, unit="seconds")
         check_number(self, "flush_interval", 0, unit="seconds")
+        self._check_sources()
         texts = ("host", "api_key_file", "admin_key_file", "adapter_store", "chat_template")
         for name, value in (
             *((name, getattr(self, name)) for name in texts),
@@ -71,3 +79,9 @@ class ServeConfig:
         ):
             if value is not None and not value.strip():
                 raise ConfigError(name, value, "text that is not blank")
+
+    def _check_sources(self) -> None:
+        try:
+            AllowedSources(self.adapter_source)
+        except SourceError as error:
+            raise ConfigError("adapter_source", self.adapter_source, str(error)) from error

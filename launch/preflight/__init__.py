@@ -10,6 +10,7 @@ from launch.preflight.ranks import (
     check_distinct_gpus,
     ensure_torchrun_environment,
 )
+from launch.preflight.sources import check_sources
 from tp_engine.host_memory import free_host_bytes
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "check_memory",
     "check_model_directory",
     "check_port",
+    "check_sources",
     "count_gpus",
     "ensure_torchrun_environment",
     "estimate_memory",

@@ -13,7 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from launch.options import Options, resolved
-from launch.preflight import RankEnvironment, check_model_directory, check_port, start_warnings
+from launch.preflight import (
+    RankEnvironment,
+    check_model_directory,
+    check_port,
+    check_sources,
+    start_warnings,
+)
 from launch.serving.ending import (
     LOSS_SECONDS,
     StopRequest,
@@ -39,6 +45,7 @@ from tp_engine.models import ModelSpec
 from tp_engine.plan import PlanKind
 from tp_engine.rank import Rank, build_engine, hand_out_adapters, read_adapters
 from tp_engine.service import Service, ServiceOptions
+from tp_engine.sources import claims_directory
 from tp_engine.warm_up import warm_up
 
 log = logging.getLogger(__name__)
@@ -86,6 +93,7 @@ class Lead:
         for warning in start_warnings(config, torchrun=self._environment.torchrun):
             log.warning("%s", warning)
         check_port(config.host, config.port)
+        check_sources(config)
         directory = download_model(config.engine)
         check_model_directory(directory, weights=config.engine.load_format == "safetensors")
         ModelSpec.from_directory(directory)
@@ -101,6 +109,9 @@ class Lead:
             api_key_file=config.api_key_file,
             admin_key_file=config.admin_key_file,
             max_body_bytes=config.max_body_bytes,
+            adapter_store=config.adapter_store,
+            adapter_sources=config.adapter_source,
+            max_adapter_bytes=config.adapter_max_bytes,
             max_open_requests=config.max_open_requests,
             call_timeout_s=config.adapter_call_timeout,
             keep_alive_s=math.ceil(config.keep_alive),
@@ -154,12 +165,17 @@ class Lead:
             registry,
             loader,
             roots=[Path(root) for root in self._config.adapter_root],
+            fetched=self._fetched(),
             drain_timeout=self._config.adapter_drain_timeout,
             flush_interval=self._config.flush_interval,
             pinned=pinned,
         )
         with closing(fleet):
             self._loop(engine, registry, fleet, liveness, phases.seconds)
+
+    def _fetched(self) -> Path | None:
+        store = self._config.adapter_store
+        return None if store is None else claims_directory(Path(store))
 
     def _open_store(self, rank: Rank) -> AdapterStore | None:
         if self._config.adapter_store is None:

@@ -1,15 +1,17 @@
 """The control plane: adapters come and go. For operators; without their keys it is not there.
 
 `vllm` has the two routes of vLLM's clients, `adapters` the resource ``/admin/adapters``,
-`lifecycle` what is done to an adapter that stays the same, `replies` what they answer.
+`lifecycle` what is done to an adapter that stays the same, `upload` bodies of files,
+`operation_routes` the resource ``/admin/operations``. `loads` brings an adapter from its source
+(`remote`) to the engine as an operation (`operations`). `replies` has the answers.
 """
 
 from fastapi import APIRouter
 
-from server.admin import adapters, lifecycle, vllm
+from server.admin import adapters, lifecycle, operation_routes, upload, vllm
 
 __all__ = ["router"]
 
 router = APIRouter()
-for part in (vllm, lifecycle, adapters):
+for part in (vllm, lifecycle, upload, adapters, operation_routes):
     router.include_router(part.router)

@@ -1,6 +1,7 @@
 """The adapters as a resource.
 
 GET    /admin/adapters                   a page of them
+POST   /admin/adapters                   {"name", "source", "replace"?, "sha256"?}: an operation
 GET    /admin/adapters/NAME              one
 DELETE /admin/adapters/NAME              unload it, for good
 POST   /admin/adapters/NAME/promote      {"revision"}
@@ -15,9 +16,10 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from server.admin.replies import as_json, carry_out, refusal
+from server.admin.operations import accepted
+from server.admin.replies import as_json, carry_out, page_limit, refusal
 from server.body import read_body
-from server.errors import InvalidRequest, UnknownModel
+from server.errors import UnknownModel
 from server.services import services_of
 from tp_engine.messages import (
     AdapterList,
@@ -30,8 +32,17 @@ from tp_engine.messages import (
 
 router = APIRouter(prefix="/admin/adapters")
 
-MAX_PAGE = 1000
-"""Most adapters of a page."""
+
+class RegisterFields(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of a registration."""
+
+    name: str
+    source: str
+    """A directory of the server's host, or an address."""
+    replace: bool = False
+    """Whether an adapter of this name is replaced; else it is refused."""
+    sha256: dict[str, str] = {}
+    """That the files must have, in hex, by name."""
 
 
 class PromoteFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,17 +57,26 @@ class AdapterPage(msgspec.Struct, frozen=True, kw_only=True):
     adapters: list[AdapterStatus]
 
 
+_register_decoder = msgspec.json.Decoder(RegisterFields)
 _promote_decoder = msgspec.json.Decoder(PromoteFields)
 
 
 @router.get("")
 async def adapters(request: Request) -> Response:
     """List a page of adapters."""
-    limit = _limit(request.query_params.get("limit", "100"))
-    call = ListAdapters(
-        call_id=uuid.uuid4().hex, after=request.query_params.get("after", ""), limit=limit
-    )
+    after = request.query_params.get("after", "")
+    call = ListAdapters(call_id=uuid.uuid4().hex, after=after, limit=page_limit(request))
     return as_json(AdapterPage(adapters=await _list(request, call)))
+
+
+@router.post("")
+async def register(request: Request) -> Response:
+    """Begin to load an adapter; answers with the operation to watch."""
+    fields = await read_body(request, _register_decoder.decode)
+    operation = services_of(request).loads.begin(
+        fields.name, fields.source, in_place=fields.replace, sums=fields.sha256
+    )
+    return accepted(operation)
 
 
 @router.get("/{name:path}")
@@ -89,12 +109,6 @@ async def roll_back(request: Request, name: str) -> Response:
     """Let a name mean what it meant before its last move."""
     call = MoveAdapter(call_id=uuid.uuid4().hex, name=name, revision=None)
     return await carry_out(request, call, "rolled back")
-
-
-def _limit(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= MAX_PAGE:
-        raise InvalidRequest(f"limit={text!r} must be from 1 to {MAX_PAGE}", param="limit")
-    return int(text)
 
 
 async def _list(request: Request, call: ListAdapters) -> list[AdapterStatus]:

@@ -6,9 +6,19 @@ import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
-from server.errors import ApiError, Conflict, InvalidRequest, Unavailable, UnknownModel
+from server.errors import (
+    ApiError,
+    Conflict,
+    InvalidRequest,
+    SourceFailed,
+    Unavailable,
+    UnknownModel,
+)
 from server.services import services_of
 from tp_engine.messages import AdapterReply, LoadAdapter, MoveAdapter, NameCall, UnloadAdapter
+
+MAX_PAGE = 1000
+"""Most entries of a page."""
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -33,12 +43,21 @@ async def carry_out(
     Raises:
         ApiError: the call was refused.
     """
-    reply, name = await services_of(request).client.call(call), call.name
+    reply = await services_of(request).client.call(call)
     assert isinstance(reply, AdapterReply)
+    return as_json(done(reply, call.name, what))
+
+
+def done(reply: AdapterReply, name: str, what: str) -> Done:
+    """What the engine has done about an adapter; ``what`` happened.
+
+    Raises:
+        ApiError: it refused.
+    """
     if reply.code is not None:
         raise refusal(reply.code, reply.message)
     assert reply.revision is not None
-    done = Done(
+    return Done(
         message=f"Success: LoRA adapter {name!r} {what} successfully.",
         lora_name=name,
         revision=reply.revision,
@@ -47,7 +66,6 @@ async def carry_out(
         warnings=list(reply.warnings),
         requests=reply.requests,
     )
-    return as_json(done)
 
 
 def as_json(body: msgspec.Struct, status: int = 200) -> Response:
@@ -55,8 +73,20 @@ def as_json(body: msgspec.Struct, status: int = 200) -> Response:
     return Response(msgspec.json.encode(body), status, media_type="application/json")
 
 
+def page_limit(request: Request) -> int:
+    """How many entries a page may have.
+
+    Raises:
+        InvalidRequest: another number than is allowed.
+    """
+    text = request.query_params.get("limit", "100")
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_PAGE:
+        raise InvalidRequest(f"limit={text!r} must be from 1 to {MAX_PAGE}", param="limit")
+    return int(text)
+
+
 def refusal(code: str, message: str) -> ApiError:
-    """The error for what the engine refuses in `AdapterReply`, by its ``code``."""
+    """The error for what the engine or a source refuses, by its ``code``."""
     if code in ("adapter_not_found", "unknown_name"):
         return UnknownModel(message, param="lora_name", code="adapter_not_found")
     if code in ("unknown_revision", "not_ready", "nothing_before", "no_store"):
@@ -67,5 +97,7 @@ def refusal(code: str, message: str) -> ApiError:
         return Unavailable(message, code=code)
     if code == "store_failed":
         return ApiError(message, code=code)
+    if code == "source_failed":
+        return SourceFailed(message)
     param = "lora_name" if code in ("name_refused", "adapter_exists") else "lora_path"
     return InvalidRequest(message, param=param, code=code)

@@ -12,8 +12,9 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from server.admin.replies import carry_out
+from server.admin.replies import as_json, carry_out
 from server.body import read_body
+from server.services import services_of
 from tp_engine.messages import LoadAdapter, UnloadAdapter
 
 router = APIRouter()
@@ -41,8 +42,14 @@ _unload_decoder = msgspec.json.Decoder(UnloadFields)
 
 @router.post("/v1/load_lora_adapter")
 async def load(request: Request) -> Response:
-    """Load an adapter; answers when requests may use it."""
+    """Load an adapter; answers when requests may use it, also if it must be fetched first."""
     fields = await read_body(request, _load_decoder.decode)
+    loads = services_of(request).loads
+    if loads.is_remote(fields.lora_path):
+        operation = loads.begin(
+            fields.lora_name, fields.lora_path, in_place=fields.load_inplace, sums={}
+        )
+        return as_json(await operation.finished())
     call = LoadAdapter(
         call_id=uuid.uuid4().hex,
         name=fields.lora_name,

@@ -106,6 +106,7 @@ class World:
             self.registry,
             self.loader,
             roots=[root],
+            fetched=root / "fetched",
             drain_timeout=drain_timeout,
             flush_interval=flush_interval,
             pinned=self.pinned,

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.engine.fake import solo, submit
-from tests.engine.fleet_world import PARAMS, PROMPT, World, known, world_at
-from tp_engine.messages import AdapterList, Failed, ListAdapters, UnloadAdapter
+from tests.engine.fleet_world import PARAMS, PROMPT, World, known, world_at, write_adapter
+from tp_engine.messages import AdapterList, Failed, ListAdapters, LoadAdapter, UnloadAdapter
 
 
 @pytest.fixture
@@ -80,6 +80,16 @@ def test_a_path_outside_the_roots_is_refused_even_through_a_link(
     (world.root / "link").symlink_to(outside)
     for path in ("link", "..", str(outside)):
         assert world.load("x", path).code == "path_refused"
+
+
+def test_what_was_fetched_is_loaded_only_from_where_it_is_fetched_to(world: World) -> None:
+    write_adapter(world.root / "fetched" / "claim", "good-2")
+    for path in ("good-2", "fetched/../good-2", "nothing"):
+        fields = {"name": "x", "path": str(world.root / path), "source": "s3://bucket/x"}
+        assert world.do(LoadAdapter, **fields).code == "path_refused"
+    fields["path"] = str(world.root / "fetched" / "claim")
+    assert world.do(LoadAdapter, **fields).revision == "good-2"
+    assert world.registry.resolve("x").revision.source == "s3://bucket/x"
 
 
 def test_a_second_load_of_a_name_on_its_way_is_refused(world: World) -> None:

@@ -35,7 +35,12 @@ BASE = EngineConfig(model="org/base")
 
 def other_value(option: Option) -> Any:
     """An allowed value that is not the default."""
-    special = {"max_num_batched_tokens": 4096, "adapter_memory_fraction": 0.25, "num_pages": 77}
+    special: dict[str, Any] = {
+        "max_num_batched_tokens": 4096,
+        "adapter_memory_fraction": 0.25,
+        "num_pages": 77,
+        "adapter_source": ("s3://bucket/team", "hf://org"),
+    }
     if option.name in special:
         return special[option.name]
     if literal_options(option.hint):

@@ -7,8 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.sources.conftest import adapter_bytes
-from tests.sources.web import CONFIG, WEIGHTS, Web
+from tests.sources.web import CONFIG, WEIGHTS, Web, adapter_bytes
 from tp_engine.sources import (
     AllowedSources,
     FetchArea,

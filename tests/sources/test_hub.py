@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from huggingface_hub import HfFileSystem, constants
 
-from tests.sources.conftest import adapter_bytes
-from tests.sources.web import CONFIG, WEIGHTS
+from tests.sources.web import CONFIG, WEIGHTS, adapter_bytes
 from tp_engine.sources import (
     AllowedSources,
     FetchArea,

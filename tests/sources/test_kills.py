@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sources.conftest import adapter_bytes
-from tests.sources.web import CONFIG, WEIGHTS
+from tests.sources.web import CONFIG, WEIGHTS, adapter_bytes
 from tp_engine.sources import FetchArea, FetchLimits, FetchProgress, fetch, partial
 from tp_engine.sources.errors import SourceBroken
 from tp_engine.sources.source import RemoteFile

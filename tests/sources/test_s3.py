@@ -9,8 +9,7 @@ import pytest
 import s3fs
 from moto.server import ThreadedMotoServer
 
-from tests.sources.conftest import adapter_bytes
-from tests.sources.web import CONFIG, WEIGHTS
+from tests.sources.web import CONFIG, WEIGHTS, adapter_bytes
 from tp_engine.sources import (
     AllowedSources,
     FetchArea,

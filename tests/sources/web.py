@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import random
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +14,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+def adapter_bytes(seed: int = 0, size: int = 300_000) -> dict[str, bytes]:
+    """A config, and weights of ``size`` bytes that begin as safetensors do."""
+    content = random.Random(seed).randbytes(size - 10)
+    return {
+        CONFIG: json.dumps({"r": 8, "seed": seed}).encode(),
+        WEIGHTS: (2).to_bytes(8, "little") + b"{}" + content,
+    }
 
 
 @dataclass

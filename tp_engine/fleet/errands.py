@@ -33,8 +33,8 @@ class Loader(Protocol):
     one. A ValueError refuses the call and says why.
     """
 
-    def load(self, directory: Path) -> Loaded:
-        """Keep, read, check, cut and pack an adapter."""
+    def load(self, directory: Path, source: str = "") -> Loaded:
+        """Keep, read, check, cut and pack an adapter; ``source`` is where it was fetched from."""
         ...
 
     def load_kept(self, name: str, digest: str | None) -> Loaded:

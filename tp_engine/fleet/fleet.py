@@ -61,6 +61,7 @@ class AdapterFleet:
         loader: Loader,
         *,
         roots: Sequence[Path],
+        fetched: Path | None = None,
         drain_timeout: float,
         flush_interval: float,
         pinned: Collection[str] = (),
@@ -72,6 +73,7 @@ class AdapterFleet:
             registry: what names mean; this alone changes it from now on.
             loader: does what is slow.
             roots: directories that adapters may be loaded from.
+            fetched: directory that the front end fetches adapters to.
             drain_timeout: seconds that requests of a revision that goes may still take.
             flush_interval: seconds after which what was pushed is written to the store; 0: never.
             pinned: names that are kept in memory.
@@ -81,6 +83,7 @@ class AdapterFleet:
         shared = Shared(engine=engine, registry=registry, loader=loader, reader=self._reader)
         self._shared = shared
         self._roots = [root.resolve() for root in roots]
+        self._fetched = [] if fetched is None else [fetched.resolve()]
         self._pinned = set(pinned)
         self._usage = Usage()
         self._leaving = Leaving(shared, drain_timeout)
@@ -169,7 +172,7 @@ class AdapterFleet:
                 f"adapter {shown(name)} is loaded, with revision {named[name].digest}; "
                 "load_inplace=true replaces it",
             )
-        load = partial(loader.load, self._allowed(call.path))
+        load = partial(loader.load, self._allowed(call), call.source)
         self._arriving.begin(call, name, self._once_clean(name, load), loader.record)
 
     def _move(self, call: MoveAdapter) -> None:
@@ -204,13 +207,14 @@ class AdapterFleet:
 
         return written_first
 
-    def _allowed(self, path: str) -> Path:
-        if not self._roots:
+    def _allowed(self, call: LoadAdapter) -> Path:
+        path, allowed = call.path, self._fetched if call.source else self._roots
+        if not allowed:
             reason = "the server was started without --adapter-root"
             raise CallError("path_refused", f"adapter path {shown(path)} is refused: {reason}")
         directory = resolve_adapter_path(path)
-        if not any(directory.is_relative_to(root) for root in self._roots):
-            roots = ", ".join(map(str, self._roots))
+        if not any(directory.is_relative_to(root) for root in allowed):
+            roots = ", ".join(map(str, allowed))
             raise CallError("path_refused", f"adapter path {shown(path)} is not inside {roots}")
         return directory
 

@@ -34,8 +34,8 @@ class AdapterLoader(Keeper):
         super().__init__(store)
         self._rank = rank
 
-    def load(self, directory: Path) -> Loaded:
-        """Keep, read, check, cut and pack an adapter.
+    def load(self, directory: Path, source: str = "") -> Loaded:
+        """Keep, read, check, cut and pack an adapter; ``source`` is where it was fetched from.
 
         Raises:
             AdapterError: it is refused; nothing is kept.
@@ -43,7 +43,7 @@ class AdapterLoader(Keeper):
         """
         if self._store is None:
             return self._packed(self.read(directory))
-        return self._packed(self._store.add(directory, self.read)[0])
+        return self._packed(self._store.add(directory, self.read, source=source)[0])
 
     def load_kept(self, name: str, digest: str | None) -> Loaded:
         """Read and pack a revision of the store; None: the one before a name's last move.

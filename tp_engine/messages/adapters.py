@@ -23,6 +23,8 @@ class LoadAdapter(Message, frozen=True, kw_only=True):
     name: str
     path: str
     """Directory on rank 0's host, inside one of the allowed ones."""
+    source: str = ""
+    """Where the front end has it from, if it fetched it to ``path``; empty: it lies there."""
     in_place: bool = False
     """Whether a loaded adapter of this name is replaced; else it is refused."""
 

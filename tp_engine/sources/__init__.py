@@ -7,7 +7,7 @@ Nothing here is called because a request or an adapter's config names it: only a
 is. Nothing here needs torch: the HTTP front end fetches, so that the engine's process does not.
 """
 
-from tp_engine.sources.area import Claim, FetchArea
+from tp_engine.sources.area import Claim, FetchArea, claims_directory
 from tp_engine.sources.errors import FetchCancelled, SourceError
 from tp_engine.sources.fetch import (
     CONFIG_NAME,
@@ -34,6 +34,7 @@ __all__ = [
     "HeadCheck",
     "SourceError",
     "SourceUrl",
+    "claims_directory",
     "fetch",
     "open_source",
 ]

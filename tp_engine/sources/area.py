@@ -30,7 +30,7 @@ class FetchArea:
     def __init__(self, store: Path) -> None:
         """Open the area of a store, or make it."""
         self._lock = threading.Lock()
-        self._claims = store / "fetching" / "claims"
+        self._claims = claims_directory(store)
         self._idle = store / "fetching" / "idle"
         for path in (self._claims, self._idle):
             path.mkdir(parents=True, exist_ok=True)
@@ -97,6 +97,11 @@ class Claim:
                 self.path.rename(target)
         else:
             shutil.rmtree(self.path)
+
+
+def claims_directory(store: Path) -> Path:
+    """Where in a store's directory what is being fetched lies."""
+    return store / "fetching" / "claims"
 
 
 def _key(url: str) -> str:

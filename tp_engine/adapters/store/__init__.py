@@ -3,6 +3,7 @@
     ROOT/index.sqlite            revisions, names, moves of names   (`index`)
     ROOT/revisions/DIGEST/       the two files of a revision        (`files`)
     ROOT/incoming/               what is being written
+    ROOT/fetching/               what is being fetched              (`tp_engine.sources.area`)
 
 A write goes to ``incoming``, is synced, renamed into place and only then entered in the index; a
 removal leaves the index first. So whatever moment a process dies at, the index names only complete

@@ -1,0 +1,361 @@
+"""Long operations of the control plane: begun, watched, cancelled, and remembered for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from server import EngineClient, ServerConfig, create_app
+from server.admin import operations
+from server.auth import ApiKeys
+from tests.server.conftest import in_process
+from tests.server.fake_engine import FakeEngine
+from tests.sources.web import CONFIG, WEIGHTS, Web, adapter_bytes, web_server
+from tp_engine.messages import AdapterAnswer, AdapterCall, AdapterReply, LoadAdapter
+from tp_engine.sources import AllowedSources
+from tp_engine.text import Tokenizer
+
+pytestmark = pytest.mark.anyio
+BOTH = adapter_bytes()
+
+
+@pytest.fixture
+def web() -> Iterator[Web]:
+    with web_server() as web:
+        for name, data in BOTH.items():
+            web.files[f"team/x/{name}"] = data
+        yield web
+
+
+@pytest.fixture
+async def api(
+    client: EngineClient, tokenizer: Tokenizer, web: Web, tmp_path: Path
+) -> AsyncIterator[httpx.AsyncClient]:
+    """The control plane, with a store; the web server's ``team`` is allowed."""
+    config = ServerConfig(
+        admin_keys=ApiKeys(["admin"]),
+        adapter_store=tmp_path,
+        adapter_sources=AllowedSources([f"{web.url}/team", "http://127.0.0.1:1"]),
+        max_adapter_bytes=10**6,
+    )
+    app = create_app(client, tokenizer, config)
+    async with in_process(app) as http:
+        http.headers["Authorization"] = "Bearer admin"
+        yield http
+        await app.state.services.loads.operations.close()
+
+
+async def register(api: httpx.AsyncClient, name: str, source: str, **fields: Any) -> Any:
+    answer = await api.post("/admin/adapters", json={"name": name, "source": source} | fields)
+    assert answer.status_code == 202, answer.text
+    begun = answer.json()
+    assert answer.headers["location"] == f"/admin/operations/{begun['id']}"
+    return begun
+
+
+async def until(api: httpx.AsyncClient, begun: Any, *states: str) -> Any:
+    """The operation once it has one of the states."""
+    deadline = time.monotonic() + 10
+    while True:
+        seen = (await api.get(f"/admin/operations/{begun['id']}")).json()
+        if seen["state"] in states:
+            return seen
+        assert time.monotonic() < deadline, seen
+        await asyncio.sleep(0.01)
+
+
+def claims(tmp_path: Path) -> list[Path]:
+    return [*(tmp_path / "fetching" / "claims").iterdir()]
+
+
+async def test_a_remote_adapter_is_fetched_and_handed_to_the_engine(
+    api: httpx.AsyncClient, engine: FakeEngine, web: Web, tmp_path: Path
+) -> None:
+    found: dict[str, bytes] = {}
+
+    def answer(call: AdapterCall) -> AdapterAnswer:
+        assert isinstance(call, LoadAdapter)
+        found.update({name: (Path(call.path) / name).read_bytes() for name in (CONFIG, WEIGHTS)})
+        return AdapterReply(call_id=call.call_id, revision="ef" * 32, applied=7, expected=7)
+
+    engine.answer = answer
+    source = f"{web.url}/team/x"
+    begun = await register(api, "x", source, replace=True)
+    assert (begun["name"], begun["source"], begun["state"]) == ("x", source, "fetching")
+    done = await until(api, begun, "ready", "failed")
+    total = sum(map(len, BOTH.values()))
+    assert (done["state"], done["bytes_done"], done["bytes_total"]) == ("ready", total, total)
+    assert done["result"] == {
+        "message": "Success: LoRA adapter 'x' added successfully.",
+        "lora_name": "x",
+        "revision": "ef" * 32,
+        "modules_applied": 7,
+        "modules_expected": 7,
+    }
+    assert done["error"] is None and done["ended"] >= done["created"]
+    (call,) = engine.calls
+    assert isinstance(call, LoadAdapter)
+    assert (call.name, call.source, call.in_place) == ("x", source, True)
+    assert found == BOTH and claims(tmp_path) == []
+
+
+async def test_progress_is_told_in_bytes(api: httpx.AsyncClient, web: Web) -> None:
+    web.gate.clear()
+    web.before_body = None
+    begun = await register(api, "x", f"{web.url}/team/x")
+    web.gate.set()
+    config = len(BOTH[CONFIG])
+    while web.sent < config:
+        await asyncio.sleep(0.01)
+    web.gate.clear()
+    deadline = time.monotonic() + 10
+    while True:
+        seen = await until(api, begun, "fetching")
+        if seen["bytes_done"] == config + 150_000:
+            break
+        assert time.monotonic() < deadline, seen
+        await asyncio.sleep(0.01)
+    assert seen["bytes_total"] == sum(map(len, BOTH.values()))
+    web.gate.set()
+    await until(api, begun, "ready")
+
+
+async def test_a_directory_of_the_host_is_an_operation_too(
+    api: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    begun = await register(api, "x", "/srv/adapters/x")
+    assert begun["state"] == "verifying"
+    assert (await until(api, begun, "ready"))["bytes_total"] is None
+    (call,) = engine.calls
+    assert isinstance(call, LoadAdapter)
+    assert (call.path, call.source, call.in_place) == ("/srv/adapters/x", "", False)
+
+
+@pytest.mark.parametrize(
+    ("source", "status", "code"),
+    [
+        ("s3://bucket/x", 400, "source_refused"),
+        ("https://127.0.0.1/team/x", 400, "source_refused"),
+        ("{url}/team/../x", 400, "source_refused"),
+        ("hf://org/name", 400, "source_refused"),
+    ],
+)
+async def test_a_source_that_is_not_allowed_is_refused_at_once(
+    source: str, status: int, code: str, api: httpx.AsyncClient, web: Web, engine: FakeEngine
+) -> None:
+    body = {"name": "x", "source": source.format(url=web.url)}
+    answer = await api.post("/admin/adapters", json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    load = {"lora_name": "x", "lora_path": body["source"]}
+    answer = await api.post("/v1/load_lora_adapter", json=load)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert not web.asked and not engine.calls
+
+
+async def test_a_request_or_a_config_never_has_anything_fetched(
+    api: httpx.AsyncClient, web: Web, engine: FakeEngine
+) -> None:
+    for model in (f"{web.url}/team/x", "org/name"):
+        answer = await api.post("/v1/completions", json={"model": model, "prompt": "hi"})
+        assert answer.status_code == 404
+    named = f'{{"base_model_name_or_path": "{web.url}/team/base"}}'
+    web.files[f"team/x/{CONFIG}"] = named.encode()
+    await until(api, await register(api, "x", f"{web.url}/team/x"), "ready")
+    assert {path for _, path, _ in web.asked} == {f"team/x/{CONFIG}", f"team/x/{WEIGHTS}"}
+
+
+async def test_vllm_clients_wait_for_a_remote_adapter(
+    api: httpx.AsyncClient, web: Web, engine: FakeEngine
+) -> None:
+    body = {"lora_name": "x", "lora_path": f"{web.url}/team/x"}
+    answer = await api.post("/v1/load_lora_adapter", json=body)
+    assert answer.status_code == 200 and answer.json()["revision"] == "cd" * 32
+    body["lora_path"] = f"{web.url}/team/nothing"
+    answer = await api.post("/v1/load_lora_adapter", json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "source_missing")
+
+
+async def test_what_the_engine_refuses_has_failed(
+    api: httpx.AsyncClient, web: Web, engine: FakeEngine, tmp_path: Path
+) -> None:
+    engine.answer = lambda call: AdapterReply(
+        call_id=call.call_id, code="not_finite", message="tensor 'a' has 1 NaN"
+    )
+    done = await until(api, await register(api, "x", f"{web.url}/team/x"), "failed")
+    assert done["result"] is None
+    assert done["error"] == {
+        "message": "tensor 'a' has 1 NaN",
+        "type": "invalid_request_error",
+        "param": "lora_path",
+        "code": "not_finite",
+    }
+    assert claims(tmp_path) == []
+
+
+async def test_wrong_sums_fail(api: httpx.AsyncClient, web: Web, engine: FakeEngine) -> None:
+    source = f"{web.url}/team/x"
+    begun = await register(api, "x", source, sha256={WEIGHTS: "ab" * 32})
+    assert (await until(api, begun, "failed"))["error"]["code"] == "checksum_mismatch"
+    for where, sums in (
+        (source, {"other.bin": "ab" * 32}),
+        (source, {WEIGHTS: "xy" * 32}),
+        ("/srv/x", {WEIGHTS: "ab" * 32}),
+    ):
+        body = {"name": "x", "source": where, "sha256": sums}
+        answer = await api.post("/admin/adapters", json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "sha256")
+    assert not engine.calls
+
+
+async def test_a_slow_or_dead_source_holds_up_no_other(
+    api: httpx.AsyncClient, web: Web, engine: FakeEngine
+) -> None:
+    with web_server() as slow:
+        slow.files |= {f"x/{name}": data for name, data in BOTH.items()}
+        slow.gate.clear()
+        app: Any = api._transport.app  # type: ignore[attr-defined]
+        loads = app.state.services.loads
+        loads.remote.allowed = AllowedSources([slow.url, web.url, "http://127.0.0.1:1"])
+        held = [await register(api, f"slow-{i}", f"{slow.url}/x") for i in range(8)]
+        dead = await register(api, "dead", "http://127.0.0.1:1/x")
+        quick = await until(api, await register(api, "x", f"{web.url}/team/x"), "ready")
+        assert quick["ended"] - quick["created"] < 5
+        for begun in held:
+            assert (await until(api, begun, "fetching"))["bytes_done"] <= len(BOTH[CONFIG])
+        await api.post(f"/admin/operations/{dead['id']}/cancel")
+        slow.gate.set()
+        for begun in held:
+            await until(api, begun, "ready")
+
+
+async def test_one_operation_a_name(api: httpx.AsyncClient, engine: FakeEngine, web: Web) -> None:
+    engine.gate.clear()
+    begun = await register(api, "x", "/srv/x")
+    for path in ("/admin/adapters", "/v1/load_lora_adapter"):
+        source = f"{web.url}/team/x"
+        body = {"name": "x", "source": source, "lora_name": "x", "lora_path": source}
+        answer = await api.post(path, json=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "adapter_loading")
+    engine.gate.set()
+    await until(api, begun, "ready")
+
+
+async def test_a_loaded_name_is_refused_before_anything_is_fetched(
+    api: httpx.AsyncClient, web: Web
+) -> None:
+    for name in ("team/sql-lora", "base"):
+        body = {"name": name, "source": f"{web.url}/team/x"}
+        answer = await api.post("/admin/adapters", json=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "adapter_exists")
+    assert not web.asked
+
+
+async def test_a_fetch_can_be_cancelled_and_taken_up(
+    api: httpx.AsyncClient, web: Web, engine: FakeEngine, tmp_path: Path
+) -> None:
+    web.before_body = lambda path: web.gate.clear() if path.endswith(CONFIG) else None
+    begun = await register(api, "x", f"{web.url}/team/x")
+    while (await until(api, begun, "fetching"))["bytes_done"] < 100_000:
+        await asyncio.sleep(0.01)
+    answer = await api.post(f"/admin/operations/{begun['id']}/cancel")
+    assert answer.status_code == 202
+    done = await until(api, begun, "cancelled")
+    assert done["error"] is None and done["result"] is None
+    web.before_body = None
+    web.gate.set()
+    while claims(tmp_path):
+        await asyncio.sleep(0.01)
+    sent = web.sent
+    assert not engine.calls
+    await until(api, await register(api, "x", f"{web.url}/team/x"), "ready")
+    assert web.sent - sent <= 150_000
+
+
+async def test_what_is_verified_is_not_cancelled(
+    api: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    engine.gate.clear()
+    begun = await register(api, "x", "/srv/x")
+    answer = await api.post(f"/admin/operations/{begun['id']}/cancel")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "not_cancellable")
+    engine.gate.set()
+    await until(api, begun, "ready")
+    again = await api.post(f"/admin/operations/{begun['id']}/cancel")
+    assert again.json()["state"] == "ready"
+
+
+async def test_operations_are_listed_in_pages(api: httpx.AsyncClient) -> None:
+    begun = [await register(api, f"x{i}", f"/srv/{i}") for i in range(4)]
+    for each in begun:
+        await until(api, each, "ready")
+    ids = [each["id"] for each in begun]
+
+    async def listed(query: str) -> list[str]:
+        page = (await api.get(f"/admin/operations?{query}")).json()
+        return [each["id"] for each in page["operations"]]
+
+    assert await listed("") == ids
+    assert await listed("limit=2") == ids[:2]
+    assert await listed(f"limit=2&after={ids[1]}") == ids[2:]
+    assert await listed("state=failed") == [] and await listed("state=ready") == ids
+    assert await listed("name=x2") == [ids[2]]
+    for query, status in (("limit=0", 400), ("state=odd", 400), ("after=nothing", 404)):
+        assert (await api.get(f"/admin/operations?{query}")).status_code == status
+    assert (await api.get("/admin/operations/op-9-none")).status_code == 404
+
+
+async def test_a_bounded_number_is_open_and_remembered(
+    api: httpx.AsyncClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "MAX_OPEN", 3)
+    monkeypatch.setattr(operations, "MAX_ENDED", 2)
+    engine.gate.clear()
+    begun = [await register(api, f"x{i}", f"/srv/{i}") for i in range(3)]
+    answer = await api.post("/admin/adapters", json={"name": "y", "source": "/srv/y"})
+    assert answer.status_code == 503 and answer.headers["retry-after"]
+    engine.gate.set()
+    await until(api, begun[2], "ready")
+    while len((await api.get("/admin/operations")).json()["operations"]) > 2:
+        await asyncio.sleep(0.01)
+    assert (await api.get(f"/admin/operations/{begun[0]['id']}")).status_code == 404
+
+
+async def test_an_engine_that_is_lost_fails_what_is_open(
+    api: httpx.AsyncClient, client: EngineClient, engine: FakeEngine
+) -> None:
+    engine.gate.clear()
+    begun = await register(api, "x", "/srv/x")
+    client.engine_died("it fell")
+    done = await until(api, begun, "failed")
+    assert done["error"]["code"] == "engine_dead"
+    answer = await api.post("/admin/adapters", json={"name": "y", "source": "/srv/y"})
+    assert answer.status_code == 503
+
+
+async def test_without_a_store_nothing_is_fetched_or_uploaded(
+    client: EngineClient, tokenizer: Tokenizer, web: Web
+) -> None:
+    config = ServerConfig(
+        admin_keys=ApiKeys(["admin"]), adapter_sources=AllowedSources([f"{web.url}/team"])
+    )
+    async with in_process(create_app(client, tokenizer, config)) as http:
+        http.headers["Authorization"] = "Bearer admin"
+        body = {"name": "x", "source": f"{web.url}/team/x"}
+        answer = await http.post("/admin/adapters", json=body)
+        assert answer.status_code == 400 and "--adapter-store" in answer.text
+        answer = await http.post("/admin/adapters/x/upload", files={CONFIG: b"{}"})
+        assert answer.json()["error"]["code"] == "no_store"
+
+
+async def test_only_operators_may_look_or_begin(api: httpx.AsyncClient) -> None:
+    del api.headers["Authorization"]
+    for method, path in (("GET", ""), ("GET", "/op-1"), ("POST", "/op-1/cancel")):
+        assert (await api.request(method, f"/admin/operations{path}")).status_code == 401
+    assert (await api.post("/admin/adapters", json={})).status_code == 401
+    assert (await api.post("/admin/adapters/x/upload")).status_code == 401
