@@ -27,6 +27,17 @@ class EngineLimits:
     max_num_seqs: int
     max_num_batched_tokens: int
     num_pages: int
+    """Of the arena."""
+    descriptor_words: int
+    """Of the ranks' descriptor tensors."""
+    idle_adapter_pages: int
+    """Most that adapters which nobody wants may keep."""
+    host_pages: int
+    """Of every rank's host memory for adapters."""
+    adapter_queue: int
+    """Most requests that may wait for adapters on their way."""
+    prefix_caching: bool
+    """Whether computed blocks are kept for later requests."""
     eos_ids: tuple[int, ...]
     kv_dtype: str
     base_digest: str
@@ -89,3 +100,17 @@ def _check_tokens(message: Submit, vocab_size: int) -> None:
         message.params.check_vocabulary(vocab_size)
     except ParameterError as error:
         raise RequestError("invalid_request", str(error), error.param) from error
+
+
+def check_wait(message: Submit, parked: int, limits: EngineLimits) -> None:
+    """Refuse a request for a cold adapter that will not wait, or behind too many that do.
+
+    Raises:
+        RequestError: another time it may be served.
+    """
+    if not message.wait_for_adapter:
+        text = f"the adapter of {message.model} is being loaded; try again soon"
+        raise RequestError("adapter_loading", text)
+    if parked >= limits.adapter_queue:
+        text = f"{parked} requests wait for adapters that are being loaded; try again soon"
+        raise RequestError("overloaded", text)

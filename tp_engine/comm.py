@@ -1,8 +1,8 @@
 """The collectives that the engine uses, and nothing else: no-ops at world size 1.
 
-Three process groups: the device group carries activations (nccl on GPUs, gloo on CPUs), the control
-group carries plans, the background group adapters' bytes beside the steps (both always gloo, CPU
-tensors). Every wait ends with an error after the group's time limit.
+The device group carries activations (nccl on GPUs, gloo on CPUs), the control group plans, and a
+group for each lane what goes on beside the steps (these always gloo, CPU tensors). Every wait ends
+with an error after the group's time limit.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import atexit
 import os
 from dataclasses import dataclass
 from datetime import timedelta
+from enum import IntEnum
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,15 @@ from torch import Tensor
 
 from kernels.reduce import Mailboxes
 from kernels.reduce.reference import sum_in_order
+
+
+class Lane(IntEnum):
+    """What goes on beside the steps, each in one thread of every rank."""
+
+    DELIVERY = 0
+    """Adapters' bytes from rank 0 to all hosts."""
+    COPIES = 1
+    """Their copies into the arenas."""
 
 
 class RankLost(RuntimeError):
@@ -36,8 +46,8 @@ class Comm:
     """Sum in rank order whatever the backend: stock reductions of three or more ranks do not."""
     device_group: dist.ProcessGroup | None = None
     control_group: dist.ProcessGroup | None = None
-    background_group: dist.ProcessGroup | None = None
-    """For one thread beside the loop."""
+    background_groups: tuple[dist.ProcessGroup, ...] = ()
+    """By `Lane`."""
     mailboxes: Mailboxes | None = None
     """For short sums between the GPUs of one host."""
 
@@ -73,7 +83,7 @@ class Comm:
             if backend == "gloo" and device.type == "cpu"
             else dist.new_group(backend=backend, timeout=limit),
             control_group=control,
-            background_group=dist.new_group(backend="gloo", timeout=limit),
+            background_groups=tuple(dist.new_group(backend="gloo", timeout=limit) for _ in Lane),
         )
 
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -121,16 +131,16 @@ class Comm:
             assert parts is not None
             return parts[0]
         mine = torch.empty(shape, dtype=dtype)
-        dist.scatter(mine, parts, src=0, group=self.background_group)
+        dist.scatter(mine, parts, src=0, group=self.background_groups[Lane.DELIVERY])
         return mine
 
-    def gather_background(self, value: int) -> None:
+    def gather_background(self, lane: Lane, value: int) -> None:
         """Rank 0 returns when every rank has called this with the same value; others at once."""
         if self.world == 1:
             return
         mine = torch.tensor([value])
         parts = [torch.empty_like(mine) for _ in range(self.world)] if self.rank == 0 else None
-        dist.gather(mine, parts, dst=0, group=self.background_group)
+        dist.gather(mine, parts, dst=0, group=self.background_groups[lane])
         assert parts is None or all(int(part) == value for part in parts)
 
     def gather_numbers(self, values: list[int]) -> list[list[int]]:

@@ -17,6 +17,8 @@ from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin, g
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 MAX_CPU_ARENA = 4 * GIB
 """Largest arena of a CPU rank that is chosen without being asked for."""
+MAX_HOST_MEMORY = 16 * GIB
+"""Most memory of a host for one rank's adapters that is chosen without being asked for."""
 
 Bytes = Annotated[int, "bytes"]
 """A number of bytes; text sources may write it with a unit, as in ``2GiB`` or ``512MB``."""
@@ -159,6 +161,12 @@ class EngineConfig:
     """Exact number of arena pages; overrides the sizes above."""
     adapter_memory_fraction: float = 0.5
     """Share of the arena that adapters without a running request may keep."""
+    adapter_host_memory: Bytes | None = None
+    """Memory of the host, a rank, for adapters that are not in the arena, as 16GiB; without it a
+    quarter of what is free, divided by the ranks of the host, at most 16 GiB. What does not fit is
+    read again when a request needs it."""
+    adapter_queue: int = 1024
+    """Most requests that may wait for adapters that are being loaded; more are refused."""
     enable_prefix_caching: bool = True
     """Reuse the pages of equal prompt beginnings (same adapter revision and tenant)."""
     enforce_eager: bool = False
@@ -200,6 +208,8 @@ class EngineConfig:
         check_number(self, "arena_bytes", MIB, unit="bytes")
         check_number(self, "num_pages", 1)
         check_number(self, "adapter_memory_fraction", 0, 1)
+        check_number(self, "adapter_host_memory", MIB, unit="bytes")
+        check_number(self, "adapter_queue", 0)
         check_number(self, "seed", 0, 2**63 - 1)
         check_number(self, "rank_timeout", 0, low_open=True, unit="seconds")
         check_number(self, "drain_timeout", 0, unit="seconds")
@@ -257,3 +267,12 @@ def default_cpu_arena(free_bytes: int, local_ranks: int) -> int:
     Call it once the weights are loaded: half of what is left stays with the system.
     """
     return min(MAX_CPU_ARENA, free_bytes // (2 * local_ranks))
+
+
+def default_host_memory(free_bytes: int, local_ranks: int) -> int:
+    """Memory of the host for a rank's adapters when none is asked for, in bytes.
+
+    Call it once the arena is reserved; on a CPU that is memory of the host too, and the system
+    gives it only when it is written.
+    """
+    return min(MAX_HOST_MEMORY, free_bytes // (4 * local_ranks))

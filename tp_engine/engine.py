@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
-import random
-import secrets
+import itertools
+import logging
+import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from tp_engine.adapters import AdapterImage
 from tp_engine.admission import (
     EngineLimits,
     RequestError,
     check_request,
+    check_wait,
     longest_context,
     token_limit,
 )
-from tp_engine.memory import AdapterFootprint, AdapterResidency, PageLayout, PagePool, PrefixCache
+from tp_engine.books import Books
+from tp_engine.fetching import Fetch
+from tp_engine.memory import AdapterFootprint, PageLayout
 from tp_engine.memory import root_key as prefix_root
 from tp_engine.messages import Failed, Output, Stats, Submit, TokenLogprobs
-from tp_engine.params import SamplingParams
 from tp_engine.plan import PlanKind, StepPlan
-from tp_engine.roster import AdapterRoster
 from tp_engine.sampling import Sampled
-from tp_engine.scheduler import Planner, Request, Scheduler, Work
+from tp_engine.scheduler import Planner, Request, Work
+from tp_engine.seeds import seed_source
 from tp_engine.stats import collect_stats
 from tp_engine.worker import Worker
+
+WAIT_SECONDS = 0.0005
+"""What a turn sleeps that has nothing to do until an adapter has moved."""
+PROMPT_ROWS = 64
+"""Of a step, from which on it shows what a prompt token costs."""
+
+
+log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -35,50 +46,39 @@ class Engine:
         worker: Worker,
         limits: EngineLimits,
         *,
-        descriptor_words: int,
-        idle_adapter_pages: int,
-        prefix_caching: bool,
+        fetch: Fetch,
         seed: int | None,
         depth: int,
     ) -> None:
         """Begin with an empty arena.
 
         Args:
-            descriptor_words: size of the ranks' descriptor tensors.
-            idle_adapter_pages: most pages that adapters without a running request may keep.
-            prefix_caching: whether computed blocks are kept for later requests.
+            worker: this rank's, which is first to carry out what it decides.
+            limits: sizes.
+            fetch: reads a revision back that the hosts do not have, in another thread.
             seed: of the seeds for requests that bring none; None draws them.
             depth: steps that may be under way at a time: with 2, a plan is made while the step
                 before it runs.
         """
         self._depth = depth
-        self._under_way: deque[tuple[list[Work], Sampled]] = deque()
+        self._under_way: deque[tuple[list[Work], Sampled, float]] = deque()
+        """With the time at which each step was begun."""
+        self._completed = 0.0
+        """When the last step had ended."""
         self.worker = worker
         self.limits = limits
         self.layout: PageLayout = worker.runner.arena.layout
-        self._ticks = 0
-        self.pool = PagePool(limits.num_pages)
-        self.prefix = PrefixCache(self.pool, self._clock, enabled=prefix_caching)
-        self.residency = AdapterResidency(
-            self.pool, descriptor_words, idle_adapter_pages, self._clock
+        books = Books(
+            limits, self.layout, self._carry_out, worker, fetch=fetch, failed=self._not_fetched
         )
-        self.scheduler = Scheduler(
-            layout=self.layout,
-            pool=self.pool,
-            prefix=self.prefix,
-            residency=self.residency,
-            max_num_seqs=limits.max_num_seqs,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
-        )
-        self._planner = Planner(self.pool, self.residency, limits.eos_ids)
+        self.books, self.pool, self.prefix = books, books.pool, books.prefix
+        self.tiers, self.residency, self.roster = books.tiers, books.residency, books.roster
+        self.scheduler = books.scheduler
+        self._planner = Planner(self.pool, limits.eos_ids)
         self._requests: dict[str, Request] = {}
-        self.roster = AdapterRoster(
-            self._carry_out,
-            worker.delivery,
-            self.residency,
-            num_pages=limits.num_pages,
-        )
-        self._seeds = _seed_source(seed)
+        self._numbers = itertools.count()
+        self._failures: list[Failed] = []
+        self._seeds = seed_source(seed)
         self.counters: dict[str, float] = dict.fromkeys(
             ("steps", "prompt_tokens", "generation_tokens", "requests", "finished", "aborted"), 0.0
         )
@@ -129,8 +129,11 @@ class Engine:
             raise RequestError("invalid_request", f"request {message.request_id} is open already")
         adapter_pages = 0 if adapter is None else adapter.pages
         check_request(message, limits, self.layout, adapter_pages)
+        if adapter is not None:
+            self._begin_wait(message, adapter)
         request = Request(
             id=message.request_id,
+            number=next(self._numbers),
             prompt_len=len(message.prompt),
             params=params,
             seed=params.seed if params.seed is not None else next(self._seeds),
@@ -141,6 +144,8 @@ class Engine:
             tokens=list(message.prompt),
         )
         self._requests[request.id] = request
+        if adapter is not None:
+            self.books.demand.refer(adapter.handle)
         self.scheduler.add(request)
         self.counters["requests"] += 1
         self.counters["prompt_tokens"] += request.prompt_len
@@ -153,23 +158,29 @@ class Engine:
 
     def step(self) -> list[Output | Failed]:
         """Begin a step if there is work, and hand out the tokens of one that has ended."""
+        self.tiers.turn()
         begun = self._begin()
+        outputs: list[Output | Failed] = [*self._failures]
+        self._failures.clear()
         if self._under_way and (not begun or len(self._under_way) >= self._depth):
-            return self._complete(*self._under_way.popleft())
-        return []
+            outputs += self._complete(*self._under_way.popleft())
+        elif not begun and self.tiers.busy:
+            time.sleep(WAIT_SECONDS)
+        return outputs
 
     def _begin(self) -> bool:
         work = self.scheduler.schedule()
         if not work:
             return False
         plan, ordered = self._planner.step(work)
+        began = time.monotonic()
         self._send(plan)
         sampled = self.worker.run(plan)
         assert sampled is not None
         self.counters["steps"] += 1
         if len({id(item.request.adapter) for item in ordered}) >= 4:
             self.counters["steps_with_4_revisions"] += 1
-        self._under_way.append((ordered, sampled))
+        self._under_way.append((ordered, sampled, began))
         return True
 
     def capture(self, max_rank: int = 0) -> None:
@@ -199,7 +210,7 @@ class Engine:
 
     def check_integrity(self) -> list[str]:
         """Faults in the page books; none when sound."""
-        return self.pool.check(self.scheduler.held_pages(), self.prefix.idle_pages)
+        return self.books.check()
 
     def stats(self) -> Stats:
         """Gauges and counters for ``/metrics``."""
@@ -207,19 +218,36 @@ class Engine:
 
     # --- inside ------------------------------------------------------------------------------
 
-    def _clock(self) -> int:
-        self._ticks += 1
-        return self._ticks
+    def _begin_wait(self, message: Submit, adapter: AdapterFootprint) -> None:
+        """See that a request may wait for its adapter, if it has to."""
+        if not self.tiers.is_at_hand(adapter.handle):
+            if not message.wait_for_adapter:
+                self.tiers.prefetch(adapter)
+            check_wait(message, self.scheduler.num_parked, self.limits)
+
+    def _not_fetched(self, adapter: AdapterFootprint, error: Exception) -> None:
+        """End the requests that wait for an adapter which cannot be read."""
+        log.error(
+            "adapter %s, revision %s, cannot be read: %s", adapter.name, adapter.digest, error
+        )
+        for request in self.scheduler.unpark(adapter.handle):
+            self._end(request, "failed")
+            text = f"the adapter of {request.model} cannot be read: {error}"
+            failed = Failed(request_id=request.id, code="adapter_unavailable", message=text)
+            self._failures.append(failed)
 
     def _send(self, plan: StepPlan) -> None:
         self.worker.channel.send(plan)
 
-    def _complete(self, work: Sequence[Work], sampled: Sampled) -> list[Output | Failed]:
+    def _complete(
+        self, work: Sequence[Work], sampled: Sampled, began: float
+    ) -> list[Output | Failed]:
         """Append each new token, publish confirmed blocks, and end what has ended."""
         outputs: list[Output | Failed] = []
         results = zip(
             sampled.tokens.tolist(), sampled.failed.tolist(), sampled.logprobs, strict=True
         )
+        self._time_prompts(work, began)
         for item in work:
             request = item.request
             if item.samples:
@@ -235,19 +263,28 @@ class Engine:
                 outputs.append(self._advance(request, token, logprobs))
         return outputs
 
+    def _time_prompts(self, work: Sequence[Work], began: float) -> None:
+        """Learn from a step that has just ended what a prompt token costs."""
+        now, before = time.monotonic(), max(began, self._completed)
+        self._completed = now
+        rows = sum(item.rows for item in work if item.rows > 1)
+        if rows >= PROMPT_ROWS:
+            self.books.prices.computed(rows, now - before)
+
     def _end(self, request: Request, how: str) -> None:
         """Free all that the request holds, and count it as ``how``."""
         request.ended = True
         del self._requests[request.id]
         self.scheduler.remove(request)
+        if request.adapter is not None:
+            self.books.demand.let_go(request.adapter.handle)
         self.counters[how] += 1
 
     def _advance(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> Output:
         request.tokens.append(token)
         request.slot_has_last = request.slot is not None  # else it has been preempted since
         self.counters["generation_tokens"] += 1
-        params = request.params
-        ended = _is_end(params, token, self.limits.eos_ids, request.output_len)
+        ended = request.ends_with(token, self.limits.eos_ids)
         reason = "stop" if ended else None
         if not ended and len(request.tokens) >= request.limit:
             reason = "length"
@@ -271,16 +308,3 @@ class Engine:
             code="numerical_error",
             message=f"the model's output for {request.model} is not finite",
         )
-
-
-def _is_end(params: SamplingParams, token: int, eos_ids: tuple[int, ...], output_len: int) -> bool:
-    if output_len <= params.min_tokens and params.min_tokens > 0:
-        return False
-    return token in params.stop_token_ids or (not params.ignore_eos and token in eos_ids)
-
-
-def _seed_source(seed: int | None) -> Iterator[int]:
-    """Seeds for requests that bring none; a fixed sequence when the engine has a seed."""
-    draw = secrets.randbelow if seed is None else random.Random(seed).randrange
-    while True:
-        yield draw(2**63)

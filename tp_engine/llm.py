@@ -19,6 +19,7 @@ from tp_engine.admission import RequestError
 from tp_engine.completion import Completion, OpenPrompt
 from tp_engine.config import EngineConfig
 from tp_engine.engine import Engine
+from tp_engine.fleet import AdapterLoader
 from tp_engine.join import join
 from tp_engine.messages import Failed, Submit
 from tp_engine.params import SamplingParams
@@ -53,7 +54,8 @@ class LLM:
             self._tokenizer = load_tokenizer(joined.directory)
             self.registry = read_adapters(joined)
             joined.comm.gather_numbers([1])
-            self.engine = build_engine(self.rank)
+            loader = AdapterLoader.without_store(self.rank, self.registry)
+            self.engine = build_engine(self.rank, loader.fetch)
             with self._others_follow():
                 hand_out_adapters(self.rank, self.engine, self.registry)
         else:

@@ -38,10 +38,11 @@ class PlanKind(IntEnum):
     """Run one forward pass."""
     HEARTBEAT = 1
     """Nothing; shows that rank 0 lives."""
-    REGISTER = 2
-    """Know an adapter whose page images have arrived (`register`: handle)."""
-    UNREGISTER = 3
-    """Forget an adapter's page images (`register`: handle)."""
+    COPY = 2
+    """Begin to copy an adapter from the host into the arena (`adapter`: handle, descriptor number,
+    page ids), see `tp_engine.copies`."""
+    FORGET = 3
+    """Forget an adapter's host copy (`adapter`: handle)."""
     RETURN = 4
     """Leave the serving loop; the process goes on (offline use)."""
     STOP = 5
@@ -49,7 +50,8 @@ class PlanKind(IntEnum):
     CAPTURE = 6
     """Capture steps of few rows for LoRA ranks up to ``max_rank``."""
     DELIVER = 7
-    """Begin to receive an adapter's page images (`register`), see `tp_engine.delivery`."""
+    """Begin to receive an adapter's page images (`adapter`: handle, descriptor words, host pages),
+    see `tp_engine.delivery`."""
 
 
 def _empty() -> IntArray:
@@ -78,15 +80,12 @@ class StepPlan:
     """Largest LoRA rank among the segments."""
     traits: int = 0
     """What the step's adapters need beside deltas: bits of `tp_engine.adapters.AdapterTraits`."""
-    publish: IntArray = field(default_factory=_empty)
-    """Adapters to copy into the arena before the pass: per adapter its handle, descriptor number,
-    page count, page ids."""
     candidates: int = 0
     """Best tokens that each rank's vocabulary shard reports for a sampled row."""
     full_rows: IntArray = field(default_factory=_empty)
     """Sampled rows (by their order among the sampled ones) whose whole logits rank 0 needs."""
-    register: IntArray = field(default_factory=_empty)
-    """For DELIVER: handle, page count, descriptor words; for REGISTER and UNREGISTER: handle."""
+    adapter: IntArray = field(default_factory=_empty)
+    """What a plan about one adapter says of it, see `PlanKind`."""
 
     def encode(self) -> IntArray:
         """The wire form, int64 [words]."""

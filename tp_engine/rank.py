@@ -17,9 +17,11 @@ from sharding import SITES, ModelDims, RankCut, cut_model
 from tp_engine.adapters import AdapterRegistry, load_adapters, longest_row_bytes, pack_adapter
 from tp_engine.admission import EngineLimits
 from tp_engine.comm import Comm
-from tp_engine.config import EngineConfig, default_cpu_arena
+from tp_engine.config import EngineConfig, default_cpu_arena, default_host_memory
 from tp_engine.engine import Engine
+from tp_engine.fetching import Fetch
 from tp_engine.host_memory import free_host_bytes
+from tp_engine.host_pages import HostPages
 from tp_engine.join import Joined
 from tp_engine.memory import PageLayout, kv_block_bytes, kv_views
 from tp_engine.models import Decoder
@@ -85,6 +87,12 @@ def build_rank(joined: Joined, phase: Phase = nullcontext) -> Rank:
         num_pages = _agree_on_pages(config, layout, comm)
         words = _descriptor_words(dims, layout, num_pages)
         arena = Arena.allocate(layout, num_pages, words, comm.device)
+    with phase("reserve host memory"):
+        host = HostPages(
+            _agree_on_host_pages(config, layout, comm),
+            layout.page_bytes,
+            pinned=comm.device.type == "cuda",
+        )
     return Rank(
         joined=joined,
         dims=dims,
@@ -94,12 +102,12 @@ def build_rank(joined: Joined, phase: Phase = nullcontext) -> Rank:
         num_pages=num_pages,
         descriptor_words=words,
         base_digest=base_digest(directory),
-        worker=Worker(comm, _build_runner(joined, cuts, weights, states, arena)),
+        worker=Worker(comm, _build_runner(joined, cuts, weights, states, arena), host),
     )
 
 
-def build_engine(rank: Rank) -> Engine:
-    """Rank 0's engine over a rank."""
+def build_engine(rank: Rank, fetch: Fetch) -> Engine:
+    """Rank 0's engine over a rank; ``fetch`` reads back adapters that the hosts do not have."""
     config = rank.config
     assert config.max_model_len is not None and config.max_num_batched_tokens is not None
     capacity = rank.num_pages * rank.layout.block_tokens
@@ -109,6 +117,11 @@ def build_engine(rank: Rank) -> Engine:
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         num_pages=rank.num_pages,
+        descriptor_words=rank.descriptor_words,
+        idle_adapter_pages=int(config.adapter_memory_fraction * rank.num_pages),
+        host_pages=rank.worker.host.memory.shape[0],
+        adapter_queue=config.adapter_queue,
+        prefix_caching=config.enable_prefix_caching,
         eos_ids=rank.joined.spec.eos_token_ids,
         kv_dtype=config.dtype,
         base_digest=rank.base_digest,
@@ -116,9 +129,7 @@ def build_engine(rank: Rank) -> Engine:
     return Engine(
         rank.worker,
         limits,
-        descriptor_words=rank.descriptor_words,
-        idle_adapter_pages=int(config.adapter_memory_fraction * rank.num_pages),
-        prefix_caching=config.enable_prefix_caching,
+        fetch=fetch,
         seed=config.seed,
         # A CPU computes while it is asked to: there is nothing to overlap with.
         depth=2 if rank.comm.device.type == "cuda" else 1,
@@ -251,6 +262,15 @@ def _arena_bytes(config: EngineConfig, comm: Comm) -> int:
         return default_cpu_arena(free_host_bytes(), local)
     free, total = torch.cuda.mem_get_info(comm.device)
     return max(0, int(free - (1 - config.gpu_memory_utilization) * total))
+
+
+def _agree_on_host_pages(config: EngineConfig, layout: PageLayout, comm: Comm) -> int:
+    """The pages that every rank's host has for adapters."""
+    wanted = config.adapter_host_memory
+    if wanted is None:
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        wanted = default_host_memory(free_host_bytes(), local)
+    return min(numbers[0] for numbers in comm.gather_numbers([wanted // layout.page_bytes]))
 
 
 def _descriptor_words(dims: ModelDims, layout: PageLayout, num_pages: int) -> int:

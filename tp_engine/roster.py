@@ -1,59 +1,48 @@
-"""Which revisions the ranks have on their hosts, ready for the arena."""
+"""Which revisions the engine knows, so that requests may ask for them."""
 
 from __future__ import annotations
 
 import itertools
 import time
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from tp_engine.adapters import AdapterImage, AdapterRevision
-from tp_engine.memory import AdapterFootprint, AdapterResidency
-from tp_engine.plan import PlanKind
+from tp_engine.memory import AdapterFootprint, Demand
+from tp_engine.tiers import AdapterTiers
 
-POLL_SECONDS = 0.002
-"""Between looks at a delivery that is waited for."""
-
-
-class CarryOut(Protocol):
-    """How all ranks are told."""
-
-    def __call__(
-        self, kind: PlanKind, numbers: Sequence[int], images: Sequence[AdapterImage] | None = None
-    ) -> None:
-        """Let them do it; with DELIVER, ``images`` are one a rank."""
-        ...
-
-
-class Arrivals(Protocol):
-    """See `tp_engine.delivery.Delivery`."""
-
-    def arrived(self) -> list[int]:
-        """Handles that all ranks have had since the last call."""
-        ...
+POLL_SECONDS = 0.0005
+"""Between looks at what is waited for."""
 
 
 class AdapterRoster:
     """Rank 0's list. A revision is delivered, then adopted, then may be used, then forgotten.
 
-    deliver ─> (beside the steps) ─> adopt_delivered ─> adapters ─> unregister
+        deliver ─> (beside the steps) ─> adopt_delivered ─> adapters ─> unregister
+
+    With no room on the hosts it is adopted at once, cold; so are the ones that a start only
+    `know`s.
     """
 
     def __init__(
-        self,
-        carry_out: CarryOut,
-        delivery: Arrivals,
-        residency: AdapterResidency,
-        *,
-        num_pages: int,
+        self, tiers: AdapterTiers, demand: Demand, *, num_pages: int, descriptor_words: int
     ) -> None:
-        """Begin with none; ``num_pages`` are the arena's."""
-        self._carry_out = carry_out
-        self._delivery = delivery
-        self._residency = residency
+        """Begin with none.
+
+        Args:
+            tiers: bring adapters to where they are needed.
+            demand: who wants what.
+            num_pages: of the arena.
+            descriptor_words: of the arena's descriptor tensor.
+        """
+        self._tiers = tiers
+        self._demand = demand
         self._num_pages = num_pages
+        self._descriptor_words = descriptor_words
         self._adapters: dict[str, AdapterFootprint] = {}
         self._under_way: dict[int, AdapterFootprint] = {}
+        self._adopted: list[str] = []
+        self._leaving: list[AdapterFootprint] = []
+        self._kept: set[str] = set()
         self._handles = itertools.count()
 
     @property
@@ -64,7 +53,7 @@ class AdapterRoster:
     def register(
         self, name: str, revision: AdapterRevision, images: Sequence[AdapterImage]
     ) -> None:
-        """Give every rank its images of a revision, and return when all have them.
+        """Give every host its images of a revision, and return when all have them.
 
         Raises:
             ValueError: as `deliver`.
@@ -75,49 +64,122 @@ class AdapterRoster:
             time.sleep(POLL_SECONDS)
 
     def deliver(self, name: str, revision: AdapterRevision, images: Sequence[AdapterImage]) -> None:
-        """Begin to give every rank its images of a revision, unless that was begun before.
+        """Begin to give every host its images of a revision, unless that was begun before.
+
+        Without room on the hosts the revision is known as a cold one at once.
 
         Raises:
-            ValueError: the adapter alone is larger than the arena or the descriptor space.
+            ValueError: the adapter alone is larger than the arena, the descriptor space or the
+                memory of the hosts.
         """
         begun = {adapter.digest for adapter in self._under_way.values()}
-        if revision.digest in begun or revision.digest in self._adapters:
-            return
-        pages, words = int(images[0].pages.shape[0]), images[0].record.numel()
-        if pages + 1 > self._num_pages or words > self._residency.descriptor_words:
-            raise ValueError(
-                f"adapter {name} needs {pages} pages and {words} descriptor words beside one "
-                f"page of keys and values; the arena has {self._num_pages} pages and "
-                f"{self._residency.descriptor_words} words: raise the memory for the arena"
+        if revision.digest not in begun and revision.digest not in self._adapters:
+            pages, words = int(images[0].pages.shape[0]), images[0].record.numel()
+            adapter = self._footprint(
+                name, revision.digest, pages, words, revision.max_rank, int(revision.traits)
             )
-        handle = next(self._handles)
-        self._under_way[handle] = AdapterFootprint(
-            handle=handle,
-            digest=revision.digest,
-            name=name,
-            pages=pages,
-            words=words,
-            max_rank=revision.max_rank,
-            traits=int(revision.traits),
-        )
-        self._carry_out(PlanKind.DELIVER, (handle, pages, words), images)
+            if self._tiers.deliver(adapter, images):
+                self._under_way[adapter.handle] = adapter
+            else:
+                self._adopt(adapter)
+
+    def know(
+        self, name: str, digest: str, *, pages: int, words: int, max_rank: int, traits: int
+    ) -> None:
+        """Let requests use a revision of the store, which is read when one does.
+
+        Raises:
+            ValueError: as `deliver`.
+        """
+        if digest not in self._adapters:
+            self._adopt(self._footprint(name, digest, pages, words, max_rank, traits))
 
     def adopt_delivered(self) -> list[str]:
-        """Let requests use the revisions that all ranks have got since the last call; which.
+        """Let requests use the revisions that all hosts have got since the last call; which.
 
         Raises:
             RuntimeError: a rank could not be given its images.
         """
-        adopted = []
-        for handle in self._delivery.arrived():
-            self._carry_out(PlanKind.REGISTER, (handle,))
-            adapter = self._under_way.pop(handle)
-            self._adapters[adapter.digest] = adapter
-            adopted.append(adapter.digest)
+        self._tiers.turn()
+        self._forget_leaving()
+        adopted, self._adopted = self._adopted, []
         return adopted
+
+    def moved(self, handle: int) -> None:
+        """An adapter has come to all hosts."""
+        adapter = self._under_way.pop(handle, None)
+        if adapter is not None:
+            self._adopt(adapter)
 
     def unregister(self, digest: str) -> None:
         """Forget a revision, which no open request may use, on all ranks."""
+        if digest in self._kept:
+            self._release(digest)
         adapter = self._adapters.pop(digest)
-        self._residency.forget(adapter.handle)
-        self._carry_out(PlanKind.UNREGISTER, (adapter.handle,))
+        self._leaving.append(adapter)
+        self._forget_leaving()
+
+    # --- what stays --------------------------------------------------------------------------
+
+    def keep(self, digests: set[str]) -> None:
+        """Keep the hosts' copies of these revisions and of no others, whoever asks for what: they
+        are pinned, or not written back yet. Cold ones are fetched.
+        """
+        for digest in self._kept - digests:
+            self._release(digest)
+        for digest in sorted(digests - self._kept):
+            if digest in self._adapters:
+                self._kept.add(digest)
+                self._demand.hold(self._adapters[digest].handle)
+                self._tiers.want(self._adapters[digest])
+
+    def _release(self, digest: str) -> None:
+        self._kept.remove(digest)
+        self._demand.release(self._adapters[digest].handle)
+
+    def preload(self, digest: str) -> None:
+        """Have a cold revision brought to the hosts before anybody asks for it."""
+        self._tiers.prefetch(self._adapters[digest])
+
+    def is_warm(self, digest: str) -> bool:
+        """Whether all hosts have a revision."""
+        return self._tiers.host.is_warm(self._adapters[digest].handle)
+
+    # -----------------------------------------------------------------------------------------
+
+    def _adopt(self, adapter: AdapterFootprint) -> None:
+        self._adapters[adapter.digest] = adapter
+        self._adopted.append(adapter.digest)
+
+    def _footprint(
+        self, name: str, digest: str, pages: int, words: int, max_rank: int, traits: int
+    ) -> AdapterFootprint:
+        if pages + 1 > self._num_pages or words > self._descriptor_words:
+            raise ValueError(
+                f"adapter {name} needs {pages} pages and {words} descriptor words beside one "
+                f"page of keys and values; the arena has {self._num_pages} pages and "
+                f"{self._descriptor_words} words: raise the memory for the arena"
+            )
+        if pages > self._tiers.host.num_pages:
+            raise ValueError(
+                f"adapter {name} needs {pages} pages of the hosts' memory, which has "
+                f"{self._tiers.host.num_pages}: raise --adapter-host-memory"
+            )
+        return AdapterFootprint(
+            handle=next(self._handles),
+            digest=digest,
+            name=name,
+            pages=pages,
+            words=words,
+            max_rank=max_rank,
+            traits=traits,
+        )
+
+    def _forget_leaving(self) -> None:
+        """What is being sent or copied is forgotten when that has ended."""
+        moving = [each for each in self._leaving if self._tiers.is_moving(each.handle)]
+        for adapter in self._leaving:
+            if adapter not in moving:
+                self._tiers.forget(adapter.handle)
+                self._demand.forget(adapter.handle)
+        self._leaving = moving

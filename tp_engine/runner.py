@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from kernels.entry import SpellOut
-from tp_engine.adapters import AdapterImage, relocate
 from tp_engine.graphs import StepGraphs, with_bounded_rank
 from tp_engine.host_step import HostStep
 from tp_engine.memory import PageLayout
@@ -41,18 +39,6 @@ class Arena:
             layout=layout,
         )
 
-    def publish(self, image: AdapterImage, descriptor: int, pages: list[int], layers: int) -> None:
-        """Copy an adapter into its pages and write its record with their addresses.
-
-        On a GPU, from pinned memory, the copies are only begun.
-        """
-        device, page_bytes = self.memory.device, self.layout.page_bytes
-        places = to_device(np.array(pages), device)
-        self.memory.view(-1, page_bytes)[places] = image.pages.to(device, non_blocking=True)
-        record = relocate(image.record, pages, layers, page_bytes)
-        stretch = slice(descriptor, descriptor + record.numel())
-        self.descriptors[stretch] = to_device(record.numpy(), device)
-
 
 class Runner:
     """Executes StepPlans on one rank. Every rank runs the same plans in the same order."""
@@ -81,7 +67,6 @@ class Runner:
         self._sampler = sampler
         self.arena = arena
         self._device = device
-        self._images: dict[int, AdapterImage] = {}
         blocks = arena.layout.blocks(max_model_len)
         tables = torch.zeros((max_num_seqs + 1, blocks), dtype=torch.int32, device=device)
         tables[max_num_seqs] = -1
@@ -105,13 +90,10 @@ class Runner:
             )
         self.forward_calls = 0
 
-    def register(self, handle: int, image: AdapterImage) -> None:
-        """Keep this rank's images of an adapter, ready to be published."""
-        self._images[handle] = image
-
-    def unregister(self, handle: int) -> None:
-        """Forget an adapter's images."""
-        del self._images[handle]
+    @property
+    def layers(self) -> int:
+        """Of the model."""
+        return len(self._memory.kv)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> Sampled | None:
@@ -124,7 +106,6 @@ class Runner:
         for init in SlotInit.decode_all(plan.opens):
             self._sampler.states.open(init)
         self._update_tables(plan.page_updates.reshape(-1, 3))
-        self._publish(plan.publish)
         self.forward_calls += 1
         sequences = plan.sequences.reshape(-1, 4)
         chosen = sequences[sequences[:, 3] == 1]
@@ -159,11 +140,3 @@ class Runner:
         if len(updates):
             columns = to_device(updates.T, self._device)
             self._memory.tables[columns[0], columns[1]] = columns[2].to(torch.int32)
-
-    def _publish(self, words: IntArray) -> None:
-        numbers = words.tolist()
-        while numbers:
-            handle, descriptor, count = numbers[:3]
-            pages, numbers = numbers[3 : 3 + count], numbers[3 + count :]
-            image = self._images[handle]
-            self.arena.publish(image, descriptor, pages, len(self._memory.kv))

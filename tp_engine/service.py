@@ -183,7 +183,7 @@ class Service:
                 prompt / seconds,
                 generated / seconds,
                 len(self._engine.scheduler.running),
-                len(self._engine.scheduler.waiting),
+                len(list(self._engine.scheduler.queued)),
             )
 
 

@@ -17,13 +17,16 @@ def collect_stats(engine: Engine) -> Stats:
     kv_pages = len(scheduler.held_pages()) - adapter_pages
     gauges = {
         "num_requests_running": float(len(scheduler.running)),
-        "num_requests_waiting": float(len(scheduler.waiting)),
+        "num_requests_waiting": float(len(scheduler.waiting) + scheduler.num_parked),
         "kv_cache_usage_perc": kv_pages / pool.num_pages,
         "pages_total": float(pool.num_pages),
         "pages_free": float(pool.free),
         "pages_kv": float(kv_pages),
         "pages_cached": float(engine.prefix.evictable()),
         "pages_adapters": float(adapter_pages),
+        "host_pages_total": float(engine.tiers.host.num_pages),
+        "host_pages_free": float(engine.tiers.host.free),
+        "adapters_warm": float(engine.tiers.host.warm),
         "integrity_faults": float(len(engine.check_integrity())),
     }
     counters = engine.counters | scheduler.counters.as_dict()
@@ -31,6 +34,8 @@ def collect_stats(engine: Engine) -> Stats:
         "forward_calls": float(engine.worker.runner.forward_calls),
         "adapter_loads": float(engine.residency.loads),
         "adapter_evictions": float(engine.residency.evictions),
+        "adapter_fetches": float(engine.tiers.fetches),
+        "adapter_host_evictions": float(engine.tiers.host.evictions),
     }
     counters |= {
         f"pages_taken_over_by_{use.name.lower()}": float(n) for use, n in pool.taken_over.items()
@@ -42,7 +47,7 @@ def collect_stats(engine: Engine) -> Stats:
         waiting_adapters=sorted(
             {
                 request.adapter.name
-                for request in scheduler.waiting
+                for request in scheduler.queued
                 if request.adapter and not engine.residency.is_resident(request.adapter.handle)
             }
         ),

@@ -37,8 +37,7 @@ def warm_up(engine: Engine, *, gpu: bool, max_rank: int = 0) -> None:
             _run(engine, {digest: count})
             if count > 1:  # segments of unequal lengths are looked up, a single one is not
                 _run(engine, {"": -(-count // 4), digest: count - -(-count // 4)})
-    while engine.prefix.evictable():
-        engine.prefix.evict_oldest()
+    engine.prefix.clear()
     engine.counters.update(before)
 
 

@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from tp_engine.adapters import AdapterImage
 from tp_engine.channel import PlanChannel
 from tp_engine.comm import Comm
+from tp_engine.copies import Copies
 from tp_engine.delivery import Delivery
+from tp_engine.host_pages import HostPages
 from tp_engine.plan import PlanKind, StepPlan
 from tp_engine.runner import Runner
 from tp_engine.sampling import Sampled
@@ -16,11 +18,15 @@ from tp_engine.sampling import Sampled
 class Worker:
     """A rank as the plans see it."""
 
-    def __init__(self, comm: Comm, runner: Runner) -> None:
+    def __init__(self, comm: Comm, runner: Runner, host: HostPages) -> None:
+        """Bind a rank's parts together; ``host`` is its memory for adapters."""
         self.comm = comm
         self.runner = runner
+        self.host = host
         self.channel = PlanChannel(comm)
-        self.delivery = Delivery(comm, runner.arena.layout.page_bytes)
+        self.delivery = Delivery(comm, host)
+        arena = runner.arena
+        self.copies = Copies(comm, host, arena.memory, arena.descriptors, runner.layers)
 
     def run(self, plan: StepPlan, images: Sequence[AdapterImage] | None = None) -> Sampled | None:
         """Carry out a plan that is already known.
@@ -31,17 +37,25 @@ class Worker:
         """
         if plan.kind is PlanKind.STEP:
             return self.runner.execute(plan)
-        if plan.kind is PlanKind.DELIVER:
-            handle, pages, words = plan.register.tolist()
-            self.delivery.begin(handle, pages, words, images)
-        elif plan.kind is PlanKind.REGISTER:
-            handle = int(plan.register[0])
-            self.runner.register(handle, self.delivery.take(handle))
-        elif plan.kind is PlanKind.CAPTURE:
+        if plan.kind is PlanKind.CAPTURE:
             self.runner.capture(plan.max_rank)
-        elif plan.kind is PlanKind.UNREGISTER:
-            self.runner.unregister(int(plan.register[0]))
+        elif plan.kind is PlanKind.DELIVER:
+            handle, words, *pages = plan.adapter.tolist()
+            self.delivery.begin(handle, words, pages, images)
+        elif plan.kind is PlanKind.COPY:
+            handle, descriptor, *pages = plan.adapter.tolist()
+            self.copies.begin(handle, descriptor, pages)
+        elif plan.kind is PlanKind.FORGET:
+            self.host.drop(int(plan.adapter[0]))
         return None
+
+    def arrived(self) -> list[int]:
+        """Rank 0: see `Delivery.arrived`."""
+        return self.delivery.arrived()
+
+    def landed(self) -> list[int]:
+        """Rank 0: see `Copies.landed`."""
+        return self.copies.landed()
 
     def follow(self, progress: Callable[[], None]) -> PlanKind:
         """Ranks ≥ 1: carry out rank 0's plans until it says RETURN or STOP; gives which.

@@ -143,10 +143,12 @@ class Lead:
         phases = Phases(lambda name: self._link.send([Phase(name=name)]))
         rank = start_rank(config, phases)
         self._log_rank(rank)
-        engine = build_engine(rank)
         loader = AdapterLoader(rank, self._open_store(rank))
+        engine = build_engine(rank, loader.fetch)
         with phases.phase("read adapters"):
             registry = read_adapters(rank.joined)
+            for revision in registry.adapters.values():
+                loader.keep_source(revision)
             pinned = loader.restore(registry)
         rank.comm.gather_numbers([1])
         liveness = Liveness(rank.comm, config.rank_timeout, end_now)

@@ -12,6 +12,7 @@ from sharding import cut_model
 from tp_engine.adapters import AdapterRegistry, AdapterRevision, longest_row_bytes, pages_needed
 from tp_engine.comm import Comm
 from tp_engine.engine import Engine
+from tp_engine.fleet import AdapterLoader
 from tp_engine.join import Joined
 from tp_engine.memory import PageLayout
 from tp_engine.messages import Failed, Submit
@@ -48,7 +49,7 @@ def load(joined: Joined, registry: AdapterRegistry, batch: Batch) -> Loaded:
     engine = None
     rank.comm.gather_numbers([1])
     if rank.comm.rank == 0:
-        engine = build_engine(rank)
+        engine = build_engine(rank, AdapterLoader.without_store(rank, registry).fetch)
         hand_out_adapters(rank, engine, registry)
         tokens = _generate(engine, batch)
         engine.control(PlanKind.RETURN)

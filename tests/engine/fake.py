@@ -8,6 +8,7 @@ fault of scheduling, paging, prefix sharing or slots changes an output, as it wo
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,47 +54,55 @@ class FakeWorker:
         self.descriptors: dict[int, tuple[str, list[int]]] = {}
         self.plans: list[StepPlan] = []
         self._under_way: list[tuple[int, str]] = []
-        self._arrived: dict[int, str] = {}
-        self.delivery = SimpleNamespace(arrived=self._arrive)
-        """What is delivered arrives when it is asked for."""
+        self._copying: list[tuple[int, int, list[int]]] = []
+        self.stopped = False
+        """While it is set, nothing that is under way moves."""
         self.runner = SimpleNamespace(arena=SimpleNamespace(layout=LAYOUT), forward_calls=0)
         self.channel = SimpleNamespace(send=lambda plan: None)
 
     def run(self, plan: StepPlan, images: list[Any] | None = None) -> SimpleNamespace | None:
         plan = StepPlan.decode(plan.encode())
         self.plans.append(plan)
+        numbers = plan.adapter.tolist()
         if plan.kind is PlanKind.DELIVER:
             assert images is not None
-            self._under_way.append((int(plan.register[0]), images[0].name))
+            self._under_way.append((numbers[0], images[0].name))
             return None
-        if plan.kind is PlanKind.REGISTER:
-            self.images[int(plan.register[0])] = self._arrived.pop(int(plan.register[0]))
+        if plan.kind is PlanKind.COPY:
+            assert numbers[0] in self.images
+            self._copying.append((numbers[0], numbers[1], numbers[2:]))
             return None
         if plan.kind is PlanKind.CAPTURE:
             return None
-        if plan.kind is PlanKind.UNREGISTER:
-            del self.images[int(plan.register[0])]
+        if plan.kind is PlanKind.FORGET:
+            assert numbers[0] not in [handle for handle, *_ in self._copying]
+            del self.images[numbers[0]]
             return None
         for init in SlotInit.decode_all(plan.opens):
             self.last[init.slot] = None
         for slot, index, page in plan.page_updates.reshape(-1, 3).tolist():
             self.tables[slot][index] = page
-        self._publish(plan.publish.tolist())
         self.runner.forward_calls += 1
         return self._pass(plan)
 
-    def _arrive(self) -> list[int]:
+    def arrived(self) -> list[int]:
+        """What is delivered arrives when it is asked for."""
+        if self.stopped:
+            return []
         arrived, self._under_way = self._under_way, []
-        self._arrived |= dict(arrived)
+        self.images |= dict(arrived)
         return [handle for handle, _ in arrived]
 
-    def _publish(self, words: list[int]) -> None:
-        while words:
-            handle, descriptor, count = words[:3]
-            pages, words = words[3 : 3 + count], words[3 + count :]
+    def landed(self) -> list[int]:
+        """What is copied is complete when it is asked for."""
+        if self.stopped:
+            return []
+        copying, self._copying = self._copying, []
+        for handle, descriptor, pages in copying:
             for page in pages:
                 self.pages[page] = [self.images[handle]] * BLOCK
             self.descriptors[descriptor] = (self.images[handle], pages)
+        return [handle for handle, *_ in copying]
 
     def _adapter(self, descriptor: int) -> str:
         if descriptor == NO_ADAPTER:
@@ -134,6 +143,20 @@ class FakeImage(SimpleNamespace):
     """Page images by name only."""
 
 
+def image(name: str, pages: int = 2) -> FakeImage:
+    """An adapter's image, whose content is its name."""
+    return FakeImage(
+        name=name,
+        pages=torch.zeros((pages, LAYOUT.page_bytes), dtype=torch.uint8),
+        record=torch.zeros(8, dtype=torch.int64),
+    )
+
+
+def fetch_image(digest: str) -> list[Any]:
+    """What the store has: adapters of two pages."""
+    return [image(digest)]
+
+
 def make_engine(
     pages: int = 32,
     *,
@@ -142,6 +165,9 @@ def make_engine(
     max_model_len: int = 64,
     prefix_caching: bool = True,
     descriptor_words: int = 1000,
+    host_pages: int = 1000,
+    adapter_queue: int = 1000,
+    fetch: Callable[[str], list[Any]] = fetch_image,
     depth: int = 1,
 ) -> tuple[Engine, FakeWorker]:
     """An engine over a fake worker."""
@@ -151,6 +177,11 @@ def make_engine(
         max_num_seqs=slots,
         max_num_batched_tokens=budget,
         num_pages=pages,
+        descriptor_words=descriptor_words,
+        idle_adapter_pages=pages,
+        host_pages=host_pages,
+        adapter_queue=adapter_queue,
+        prefix_caching=prefix_caching,
         eos_ids=(EOS,),
         kv_dtype="float32",
         base_digest="base",
@@ -159,9 +190,7 @@ def make_engine(
     engine = Engine(
         worker,  # type: ignore[arg-type]  # stands in for the real one
         limits,
-        descriptor_words=descriptor_words,
-        idle_adapter_pages=pages,
-        prefix_caching=prefix_caching,
+        fetch=fetch,
         seed=0,
         depth=depth,
     )
@@ -171,12 +200,7 @@ def make_engine(
 def add_adapter(engine: Engine, name: str, pages: int = 2) -> Any:
     """Register an adapter; gives its revision."""
     revision = SimpleNamespace(digest=name, max_rank=4, traits=0, source=name)
-    image = FakeImage(
-        name=name,
-        pages=torch.zeros((pages, LAYOUT.page_bytes), dtype=torch.uint8),
-        record=torch.zeros(8, dtype=torch.int64),
-    )
-    engine.roster.register(name, revision, [image])  # type: ignore[arg-type]  # no tensors needed
+    engine.roster.register(name, revision, [image(name, pages)])  # type: ignore[arg-type]
     return revision
 
 

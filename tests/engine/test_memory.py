@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import count
 
 import pytest
@@ -13,16 +14,20 @@ from sharding import ModelDims, cut_model
 from tp_engine.memory import (
     AdapterFootprint,
     AdapterResidency,
+    Demand,
+    HostTier,
     PageLayout,
     PagePool,
     PageUse,
     PrefixCache,
+    Prices,
     Resident,
     block_key,
     kv_views,
     root_key,
 )
-from tp_engine.memory.residency import DescriptorSpace
+from tp_engine.memory.descriptors import DescriptorSpace
+from tp_engine.memory.worth import LIFETIME, UNUSED, count_use
 
 
 def footprint(handle: int, pages: int = 1, words: int = 8) -> AdapterFootprint:
@@ -32,13 +37,40 @@ def footprint(handle: int, pages: int = 1, words: int = 8) -> AdapterFootprint:
 
 
 class Books:
-    """A pool with both caches, as the engine puts them together."""
+    """A pool with both caches, as the engine puts them together; every look at the clock is a
+    second later."""
 
     def __init__(self, pages: int, words: int = 1000, idle_pages: int = 1000) -> None:
-        clock = count().__next__
+        self.clock = count().__next__
         self.pool = PagePool(pages)
-        self.prefix = PrefixCache(self.pool, clock)
-        self.residency = AdapterResidency(self.pool, words, idle_pages, clock)
+        self.prices = Prices(page_bytes=1024, block_tokens=4)
+        self.demand = Demand(self.clock)
+        self.prefix = PrefixCache(self.pool, self.prices, self.clock)
+        self.cold: set[int] = set()
+        self.residency = AdapterResidency(
+            self.pool,
+            self.demand,
+            self.prices,
+            descriptor_words=words,
+            idle_pages=idle_pages,
+            is_warm=lambda handle: handle not in self.cold,
+        )
+
+    def use(self, adapter: AdapterFootprint) -> Resident | None:
+        """What a request that is admitted does, with the load before it."""
+        self.demand.refer(adapter.handle)
+        if self.residency.find(adapter.handle) is None and self.residency.load(adapter):
+            self.residency.landed(adapter.handle)
+        if resident := self.residency.acquire(adapter):
+            self.demand.use(adapter.handle)
+        self.demand.let_go(adapter.handle)
+        return resident
+
+    def use_once(self, adapter: AdapterFootprint) -> None:
+        """A whole request."""
+        resident = self.use(adapter)
+        assert resident is not None
+        self.residency.give_back(resident)
 
 
 def test_taking_more_than_there_is_changes_nothing() -> None:
@@ -130,7 +162,8 @@ def test_the_first_page_of_a_key_stays_the_one() -> None:
 
 def test_a_disabled_cache_keeps_nothing() -> None:
     pool = PagePool(1)
-    prefix = PrefixCache(pool, count().__next__, enabled=False)
+    prices = Prices(page_bytes=1024, block_tokens=4)
+    prefix = PrefixCache(pool, prices, count().__next__, enabled=False)
     pages = pool.take(1, PageUse.KV) or []
     prefix.publish(b"a", pages[0])
     prefix.give_back(pages)
@@ -140,51 +173,108 @@ def test_a_disabled_cache_keeps_nothing() -> None:
 
 def test_pinned_adapters_stay_and_idle_ones_go_oldest_first() -> None:
     books = Books(3)
-    residents = [books.residency.acquire(footprint(i)) for i in range(3)]
-    assert books.residency.acquire(footprint(3)) is None
+    residents = [books.use(footprint(i)) for i in range(3)]
+    assert books.use(footprint(3)) is None
     for resident in residents[1:]:
         assert resident is not None
         books.residency.give_back(resident)
-    assert books.residency.acquire(footprint(3)) is not None
+    assert books.use(footprint(3)) is not None
     assert [books.residency.is_resident(i) for i in range(4)] == [True, False, True, True]
 
 
-def test_the_least_recent_of_both_caches_goes_first() -> None:
+@pytest.mark.parametrize("adapter_is_cheaper", [True, False])
+def test_what_is_worth_least_in_either_cache_goes_first(adapter_is_cheaper: bool) -> None:
     books = Books(2)
-    resident = books.residency.acquire(footprint(0))
+    books.prices.kv = 1.0 if adapter_is_cheaper else 1e-9
+    books.use_once(footprint(0))
     (page,) = books.pool.take(1, PageUse.KV) or []
-    assert resident is not None
     books.prefix.publish(b"a", page)
-    books.residency.give_back(resident)
     books.prefix.give_back([page])
-    assert books.pool.take(1, PageUse.KV) == resident.pages
-    assert books.prefix.match([b"a"]) == [page]
-    assert books.pool.taken_over[PageUse.KV] == 1
+    taken = books.pool.take(1, PageUse.KV) or []
+    assert (taken == [page]) == (not adapter_is_cheaper)
+    assert books.residency.is_resident(0) == (not adapter_is_cheaper)
+    assert books.pool.taken_over[PageUse.KV] == adapter_is_cheaper
+
+
+def test_a_hot_small_adapter_survives_a_scan_of_cold_ones() -> None:
+    books = Books(10)
+    hot = footprint(0)
+    for _ in range(5):
+        books.use_once(hot)
+    for number in range(1, 200):
+        books.use_once(footprint(number, pages=3))
+        assert books.residency.is_resident(0), number
+    assert books.residency.evictions == 199 - 3
+
+
+def test_a_use_of_long_ago_counts_less_than_one_of_now() -> None:
+    books = Books(2)
+    for _ in range(5):
+        books.use_once(footprint(0))
+    for _ in range(int(4 * LIFETIME)):
+        books.clock()
+    books.use_once(footprint(1))
+    books.use_once(footprint(2))
+    assert not books.residency.is_resident(0)
+
+
+def test_of_two_alike_the_one_without_a_host_copy_stays() -> None:
+    books = Books(2)
+    books.cold.add(0)
+    for number in range(3):
+        books.use_once(footprint(number))
+    assert [books.residency.is_resident(i) for i in range(3)] == [True, False, True]
+
+
+def test_an_adapter_that_a_queued_request_wants_goes_last_but_goes() -> None:
+    books = Books(3)
+    for number in range(3):
+        books.use_once(footprint(number))
+    books.demand.refer(0)
+    books.use_once(footprint(3))
+    books.use_once(footprint(4))
+    assert books.residency.is_resident(0)
+    assert books.pool.take(3, PageUse.KV) is not None
+    assert not books.residency.is_resident(0)
+
+
+def test_an_adapter_on_its_way_is_neither_used_nor_evicted() -> None:
+    books = Books(3)
+    assert books.residency.load(footprint(0, pages=2)) is not None
+    assert books.residency.acquire(footprint(0, pages=2)) is None
+    assert not books.residency.is_resident(0)
+    assert books.pool.take(2, PageUse.KV) is None
+    books.residency.landed(0)
+    assert books.pool.take(2, PageUse.KV) is not None
+
+
+def test_a_load_leaves_pages_to_spare() -> None:
+    books = Books(4)
+    assert books.residency.load(footprint(0, pages=3), spare=2) is None
+    assert books.residency.load(footprint(0, pages=3), spare=1) is not None
 
 
 def test_idle_adapters_keep_no_more_than_their_share() -> None:
     books = Books(10, idle_pages=4)
-    residents = [books.residency.acquire(footprint(i, pages=3)) for i in range(2)]
-    for resident in residents:
-        assert resident is not None
-        books.residency.give_back(resident)
+    for number in range(2):
+        books.use_once(footprint(number, pages=3))
     assert [r.footprint.handle for r in books.residency.residents] == [1]
 
 
-def test_an_adapter_evicted_before_it_was_published_is_not_published() -> None:
-    books = Books(1)
-    first = books.residency.acquire(footprint(0))
-    assert first is not None
-    books.residency.give_back(first)
-    second = books.residency.acquire(footprint(1))
-    assert books.residency.take_unpublished() == [second]
-    assert books.residency.take_unpublished() == []
+def test_what_queued_requests_want_does_not_count_as_idle() -> None:
+    books = Books(10, idle_pages=4)
+    books.demand.refer(0)
+    for number in range(3):
+        books.use_once(footprint(number, pages=3))
+    assert [r.footprint.handle for r in books.residency.residents] == [0, 2]
+    books.demand.let_go(0)
+    assert len(books.residency.residents) == 1
 
 
 def test_without_descriptor_words_nothing_is_taken() -> None:
     books = Books(4, words=10)
-    assert books.residency.acquire(footprint(0, words=8)) is not None
-    assert books.residency.acquire(footprint(1, words=8)) is None
+    assert books.use(footprint(0, words=8)) is not None
+    assert books.use(footprint(1, words=8)) is None
     assert books.pool.free == 3
 
 
@@ -207,13 +297,19 @@ def test_descriptor_stretches_never_overlap_and_join_again(sizes, rng) -> None:
     assert space.take(60) == 0
 
 
-@settings(max_examples=60)
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 5)), max_size=60))
-def test_any_order_of_events_leaves_the_books_sound(events) -> None:
-    books = Books(7)
+@settings(max_examples=100)
+@given(
+    st.lists(st.tuples(st.integers(0, 7), st.integers(0, 5)), max_size=60),
+    st.sampled_from([0, 2, 1000]),
+)
+def test_any_order_of_events_leaves_the_books_sound(events, idle_pages) -> None:
+    books = Books(7, words=40, idle_pages=idle_pages)
     sequences: list[list[int]] = []
     pinned: list[Resident] = []
+    coming: list[int] = []
+    asked: list[int] = []
     for kind, number in events:
+        adapter = footprint(number, number % 2 + 1)
         if kind == 0 and (pages := books.pool.take(number % 3 + 1, PageUse.KV)):
             sequences.append(pages)
         elif kind == 1 and sequences:
@@ -221,17 +317,106 @@ def test_any_order_of_events_leaves_the_books_sound(events) -> None:
         elif kind == 2 and sequences:
             for i, page in enumerate(sequences[number % len(sequences)]):
                 books.prefix.publish(bytes([number, i]), page)
-        elif kind == 3 and (found := books.residency.acquire(footprint(number, number % 2 + 1))):
+        elif kind == 3 and books.residency.find(number) is None:
+            if books.residency.load(adapter, spare=number % 2):
+                coming.append(number)
+        elif kind == 3 and (found := books.residency.acquire(adapter)):
+            books.demand.use(number)
             pinned.append(found)
         elif kind == 4 and pinned:
             books.residency.give_back(pinned.pop(number % len(pinned)))
+        elif kind == 5 and coming:
+            books.residency.landed(coming.pop(number % len(coming)))
+        elif kind == 6:
+            books.demand.refer(number)
+            asked.append(number)
+        elif kind == 7 and asked:
+            books.demand.let_go(asked.pop(number % len(asked)))
         matched = books.prefix.match([bytes([number, i]) for i in range(2)])
         books.prefix.give_back(matched)
-        held: dict[int, int] = {}
-        for owner in [*sequences, *(r.pages for r in books.residency.residents)]:
-            for page in owner:
-                held[page] = held.get(page, 0) + 1
-        assert books.pool.check(held, books.prefix.idle_pages) == []
+        check_books(books, sequences, pinned, coming)
+    assert idle_pages >= sum(
+        len(r.pages)
+        for r in books.residency.residents
+        if r.ready and not r.users and not books.demand.is_wanted(r.footprint.handle)
+    )
+
+
+def check_books(
+    books: Books, sequences: list[list[int]], pinned: list[Resident], coming: list[int]
+) -> None:
+    held: dict[int, int] = {}
+    for owner in [*sequences, *(r.pages for r in books.residency.residents)]:
+        for page in owner:
+            held[page] = held.get(page, 0) + 1
+    assert books.pool.check(held, books.prefix.idle_pages) == []
+    residents = books.residency.residents
+    assert all(any(r is kept for kept in residents) for r in pinned), "a pinned one has gone"
+    assert sorted(r.footprint.handle for r in residents if not r.ready) == sorted(coming)
+    idle = [r for r in residents if r.ready and r.users == 0]
+    assert books.residency.evictable() == sum(len(r.pages) for r in idle)
+
+
+@settings(max_examples=100)
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 5)), max_size=60))
+def test_host_pages_are_never_lost_nor_taken_from_what_is_wanted(events) -> None:
+    demand, gone = Demand(count().__next__), []
+    host = HostTier(7, demand, Prices(page_bytes=1024, block_tokens=4), gone.append)
+    references: list[int] = []
+    holds: list[int] = []
+    there: set[int] = set()
+    for kind, number in events:
+        if kind == 0 and not host.is_warm(number) and not host.is_coming(number):
+            gone.clear()
+            before = {handle for handle in there if not demand.is_wanted(handle)}
+            if host.take(footprint(number, pages=number % 3 + 1)) is not None:
+                there -= set(gone)
+                assert set(gone) <= before
+            else:
+                assert gone == []
+        elif kind == 1 and host.is_coming(number):
+            host.arrived(number)
+            there.add(number)
+        elif kind == 2:
+            demand.refer(number)
+            references.append(number)
+        elif kind == 3 and references:
+            demand.let_go(references.pop(number % len(references)))
+        elif kind == 4:
+            demand.hold(number)
+            holds.append(number)
+        elif kind == 5 and holds:
+            demand.release(holds.pop(number % len(holds)))
+        elif kind == 6:
+            demand.use(number)
+        assert host.check() == []
+        assert all(host.is_warm(handle) for handle in there)
+
+
+def test_the_copy_that_is_worth_least_leaves_the_host_first() -> None:
+    demand, gone = Demand(count().__next__), []
+    host = HostTier(3, demand, Prices(page_bytes=1024, block_tokens=4), gone.append)
+    for number in range(3):
+        assert host.take(footprint(number)) is not None
+        host.arrived(number)
+    for number in (0, 2, 0, 1, 2):
+        demand.refer(number)
+        demand.use(number)
+        demand.let_go(number)
+    assert host.take(footprint(3, pages=2)) is not None
+    assert gone == [1, 0]
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3000)), min_size=1, max_size=40))
+def test_the_weight_of_uses_is_their_faded_number(uses) -> None:
+    uses.sort(key=lambda use: use[1])
+    weights = [UNUSED] * 10
+    for key, now in uses:
+        weights[key] = count_use(weights[key], now)
+    last = uses[-1][1]
+    for key, weight in enumerate(weights):
+        faded = sum(math.exp((at - last) / LIFETIME) for k, at in uses if k == key)
+        assert math.exp(weight - last / LIFETIME) == pytest.approx(faded)
 
 
 def dims(**sizes: int) -> ModelDims:

@@ -16,8 +16,8 @@ from sharding import SITES, ModelDims
 from tp_engine import LLM, SamplingParams
 from tp_engine.adapters import AdapterRevision, LoraModule, pack_adapter
 from tp_engine.completion import OpenPrompt
+from tp_engine.copies import Copies
 from tp_engine.messages import Failed, Submit
-from tp_engine.runner import Arena
 
 ADAPTERS, RESIDENT, REQUESTS, BATCH = 12, 4, 72, 9
 NEAR_TIE = 0.02
@@ -224,13 +224,13 @@ def test_rotating_adapters_give_the_tokens_of_solo_runs(
         pytest.skip("needs a CUDA device")
     truth, largest = alone
     published: list[int] = []
-    publish = Arena.publish
+    begin = Copies.begin
 
-    def counting(self: Arena, image: object, descriptor: int, *rest: object) -> None:
-        published.append(id(image))
-        publish(self, image, descriptor, *rest)  # type: ignore[arg-type]
+    def counting(self: Copies, handle: int, descriptor: int, pages: list[int]) -> None:
+        published.append(handle)
+        begin(self, handle, descriptor, pages)
 
-    monkeypatch.setattr(Arena, "publish", counting)
+    monkeypatch.setattr(Copies, "begin", counting)
     with serving(model, device, RESIDENT * largest + 2 * BATCH) as (llm, _):
         got = answers(llm, together=True, logprobs=None)
         assert captured_prompts(llm) == ({False, True} if device == "cuda" else set())

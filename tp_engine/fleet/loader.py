@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 import torch
 
@@ -33,6 +34,16 @@ class AdapterLoader(Keeper):
         """Work for a rank; with a store, what is loaded survives a restart."""
         super().__init__(store)
         self._rank = rank
+        self._sources: dict[str, Path] = {}
+        """Directories of revisions that the store does not have, by digest."""
+
+    @classmethod
+    def without_store(cls, rank: Rank, registry: AdapterRegistry) -> Self:
+        """For a rank whose adapters can be read again from where they came from."""
+        loader = cls(rank, None)
+        for revision in registry.adapters.values():
+            loader.keep_source(revision)
+        return loader
 
     def load(self, directory: Path, source: str = "") -> Loaded:
         """Keep, read, check, cut and pack an adapter; ``source`` is where it was fetched from.
@@ -42,7 +53,9 @@ class AdapterLoader(Keeper):
             OSError: the store cannot be written.
         """
         if self._store is None:
-            return self._packed(self.read(directory))
+            revision = self.read(directory)
+            self.keep_source(revision)
+            return self._packed(revision)
         return self._packed(self._store.add(directory, self.read, source=source)[0])
 
     def load_kept(self, name: str, digest: str | None) -> Loaded:
@@ -53,6 +66,29 @@ class AdapterLoader(Keeper):
         """
         store = self._need_store()
         return self._packed(self._read_kept(store, digest or store.earlier(name)))
+
+    def fetch(self, digest: str) -> list[AdapterImage]:
+        """Read and pack a revision again that was read before.
+
+        Raises:
+            AdapterError, StoreError: its files are not what they were.
+            OSError: they cannot be read.
+        """
+        directory = self._sources.get(digest) or self._pushed.find(digest)
+        try:
+            revision = self.read(directory or self._need_store().directory(digest))
+        except AdapterError:
+            if self._store is None or not self._store.has(digest):
+                raise
+            revision = self.read(self._store.directory(digest))  # it was written back meanwhile
+        if revision.digest != digest:
+            reason = f"its files hold revision {revision.digest} now, not {digest}"
+            raise StoreError("damaged", reason)
+        return self.pack(revision)
+
+    def keep_source(self, revision: AdapterRevision) -> None:
+        """Remember where a revision can be read again that the store does not have."""
+        self._sources[revision.digest] = Path(revision.source)
 
     def load_pushed(self, directory: Path) -> Loaded:
         """Read, check, cut and pack what was pushed, and keep its files until the store has it.

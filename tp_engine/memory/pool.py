@@ -4,7 +4,7 @@ A page is in exactly one state:
 
     FREE ──take──> HELD by running requests (KV, counted) or by a resident adapter
     HELD KV ──drop to 0──> CACHED (its tokens are known and may be asked for again) or FREE
-    CACHED ──hit──> HELD;  CACHED / idle adapter ──evicted, oldest use first──> FREE
+    CACHED ──hit──> HELD;  CACHED / idle adapter ──evicted, least worth first──> FREE
 
 Each release of a page raises its generation, so that a stale page set is caught when a plan is
 built instead of reading another request's memory.
@@ -12,13 +12,14 @@ built instead of reading another request's memory.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Protocol
 
 import numpy as np
+
+from tp_engine.memory.worth import Worth
 
 
 class PageUse(IntEnum):
@@ -35,10 +36,10 @@ class PageCache(Protocol):
     def evictable(self) -> int:
         """How many pages it could give back."""
 
-    def oldest_use(self) -> int | None:
-        """When its least recently used entry was last used; None when it has nothing to give."""
+    def cheapest(self) -> Worth | None:
+        """Worth of the entry that it would give first; None when it has nothing to give."""
 
-    def evict_oldest(self) -> None:
+    def evict_cheapest(self) -> None:
         """Release the pages of that entry."""
 
 
@@ -71,17 +72,17 @@ class PagePool:
     def take(self, count: int, use: PageUse) -> list[int] | None:
         """All of ``count`` pages, one reference each, or None and nothing changed.
 
-        Caches give pages back as needed, the least recently used entry of all caches first.
+        Caches give pages back as needed, the entry of all caches that is worth least first.
         """
         if self.available() < count:
             return None
         while len(self._free) < count:
-            uses = [
-                (used, i)
-                for i, c in enumerate(self._caches)
-                if (used := c.oldest_use()) is not None
+            offers = [
+                (worth, i)
+                for i, cache in enumerate(self._caches)
+                if (worth := cache.cheapest()) is not None
             ]
-            self._caches[min(uses)[1]].evict_oldest()
+            self._caches[min(offers)[1]].evict_cheapest()
         pages = [self._free.popleft() for _ in range(count)]
         for page in pages:
             self._references[page] = 1
@@ -138,8 +139,3 @@ class PagePool:
         for page in np.flatnonzero(states != 1):
             faults.append(f"page {page} is {'leaked' if states[page] == 0 else 'in two states'}")
         return faults
-
-
-def _oldest_use(cache: PageCache) -> float:
-    used = cache.oldest_use()
-    return math.inf if used is None else used

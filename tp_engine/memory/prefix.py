@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from tp_engine.memory.pool import PagePool
+from tp_engine.memory.prices import Prices
+from tp_engine.memory.worth import UNUSED, Candidates, Worth, count_use, log_worth
 
 
 def root_key(base_digest: str, revision_digest: str, salt: str, kv_dtype: str) -> bytes:
@@ -31,14 +32,19 @@ def block_key(parent: bytes, tokens: Sequence[int]) -> bytes:
 class PrefixCache:
     """Maps block keys to pages; pages in use and pages kept for later alike."""
 
-    def __init__(self, pool: PagePool, clock: Callable[[], int], *, enabled: bool = True) -> None:
+    def __init__(
+        self, pool: PagePool, prices: Prices, clock: Callable[[], float], *, enabled: bool = True
+    ) -> None:
+        """Begin with none; ``clock`` gives seconds."""
         self._pool = pool
+        self._prices = prices
         self._enabled = enabled
         self._clock = clock
         self._page_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
-        # Pages without references, least recently used first, with the time of that use.
-        self._idle: OrderedDict[int, int] = OrderedDict()
+        self._weight: dict[int, float] = {}
+        self._idle: Candidates[int] = Candidates()
+        """Pages without references."""
         pool.add_cache(self)
 
     @property
@@ -53,7 +59,7 @@ class PrefixCache:
             page = self._page_of.get(key)
             if page is None:
                 break
-            self._idle.pop(page, None)
+            self._idle.discard(page)
             self._pool.share(page)
             pages.append(page)
         return pages
@@ -65,12 +71,20 @@ class PrefixCache:
             self._key_of[page] = key
 
     def give_back(self, pages: Sequence[int]) -> None:
-        """Drop one reference each. Known pages stay; the last ones of a sequence go first."""
+        """Drop one reference each; known pages stay, as used once more.
+
+        A sequence that has a block has all before it, so a block is never worth more than the one
+        that it follows; of equal ones the last block goes first.
+        """
+        now = self._clock()
         for page in reversed(pages):
+            known = page in self._key_of
+            if known:
+                self._weight[page] = count_use(self._weight.get(page, UNUSED), now)
             if not self._pool.drop(page):
                 continue
-            if page in self._key_of:
-                self._idle[page] = self._clock()
+            if known:
+                self._idle.put(page, (False, log_worth(self._weight[page], self._prices.kv, 1)))
             else:
                 self._pool.release(page)
 
@@ -78,12 +92,22 @@ class PrefixCache:
         """Pages without references."""
         return len(self._idle)
 
-    def oldest_use(self) -> int | None:
-        """Last use of the least recently used idle page."""
-        return next(iter(self._idle.values()), None)
+    def cheapest(self) -> Worth | None:
+        """Worth of the page that would go first."""
+        found = self._idle.cheapest()
+        return None if found is None else found[0]
 
-    def evict_oldest(self) -> None:
-        """Forget the least recently used idle page and free it."""
-        page, _ = self._idle.popitem(last=False)
+    def evict_cheapest(self) -> None:
+        """Forget that page and free it."""
+        found = self._idle.cheapest()
+        assert found is not None
+        page = found[1]
+        self._idle.discard(page)
+        self._weight.pop(page)
         del self._page_of[self._key_of.pop(page)]
         self._pool.release(page)
+
+    def clear(self) -> None:
+        """Forget all pages without references."""
+        while self._idle:
+            self.evict_cheapest()

@@ -1,17 +1,24 @@
 """Which adapters stand in the arena, and where. Rank 0 decides; ranks copy on its word.
 
-An adapter's page images wait on the host of every rank under a *handle*. Making it resident takes
-all its pages and its stretch of the descriptor tensor, or nothing. While a running request uses
-it, it is pinned; idle ones go when their pages are needed, least recently used first.
+    ABSENT ──load: all its pages and its stretch of descriptors, or nothing──> COMING
+    COMING ──landed: the copy is complete on all ranks──> READY
+    READY ──acquire / give_back──> in use by running requests, or idle
+    idle ──its pages are needed, or too many are idle; least worth first──> ABSENT
+
+What waiting requests want is not kept from running ones, who might need its pages to go on, but
+goes last of all.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tp_engine.memory.demand import Demand
+from tp_engine.memory.descriptors import DescriptorSpace
 from tp_engine.memory.pool import PagePool, PageUse
+from tp_engine.memory.prices import Prices
+from tp_engine.memory.worth import Candidates, Worth, log_worth
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,7 +26,7 @@ class AdapterFootprint:
     """What an adapter needs, equal on all ranks."""
 
     handle: int
-    """Number of its page images on every rank; never used again for another adapter."""
+    """Its number on every rank; never used again for another adapter."""
     digest: str
     name: str
     """For people; several names may lead to the same adapter."""
@@ -40,58 +47,45 @@ class Resident:
     """Where its record begins in the descriptor tensor."""
     pages: list[int]
     generations: list[int]
+    ready: bool = False
+    """Whether its copy is complete on all ranks; till then it may neither be used nor go."""
     users: int = 0
     """Running requests; above 0 it is pinned."""
 
 
-class DescriptorSpace:
-    """First-fit allocation of stretches of the descriptor tensor."""
-
-    def __init__(self, words: int) -> None:
-        self._gaps = [(0, words)]
-
-    def take(self, words: int) -> int | None:
-        """The start of a free stretch, or None."""
-        for i, (start, end) in enumerate(self._gaps):
-            if end - start >= words:
-                self._gaps[i : i + 1] = [(start + words, end)] if end - start > words else []
-                return start
-        return None
-
-    def give_back(self, start: int, words: int) -> None:
-        """Free a stretch and join it with its neighbours."""
-        merged: list[tuple[int, int]] = []
-        for gap in sorted([*self._gaps, (start, start + words)]):
-            if merged and merged[-1][1] == gap[0]:
-                merged[-1] = (merged[-1][0], gap[1])
-            else:
-                merged.append(gap)
-        self._gaps = merged
-
-
 class AdapterResidency:
-    """The adapters in the arena, least recently used first."""
+    """The adapters in the arena."""
 
     def __init__(
-        self, pool: PagePool, descriptor_words: int, idle_pages: int, clock: Callable[[], int]
+        self,
+        pool: PagePool,
+        demand: Demand,
+        prices: Prices,
+        *,
+        descriptor_words: int,
+        idle_pages: int,
+        is_warm: Callable[[int], bool],
     ) -> None:
         """Start empty.
 
         Args:
             descriptor_words: size of the ranks' descriptor tensors.
-            idle_pages: most pages that adapters without a running request may keep.
-            clock: gives a larger number with each call, shared with the other caches.
+            idle_pages: most pages that adapters which nobody wants may keep.
+            is_warm: whether the hosts have the adapter of a handle.
         """
         self._pool = pool
+        self._demand = demand
+        self._prices = prices
         self._space = DescriptorSpace(descriptor_words)
         self.descriptor_words = descriptor_words
         self._idle_pages = idle_pages
-        self._clock = clock
-        self._residents: OrderedDict[int, Resident] = OrderedDict()
-        self._used: dict[int, int] = {}
-        self._unpublished: list[Resident] = []
+        self._is_warm = is_warm
+        self._residents: dict[int, Resident] = {}
+        self._idle: Candidates[int] = Candidates()
+        self._evictable = 0
         self.loads = 0
         self.evictions = 0
+        demand.watch(self.reconsider)
         pool.add_cache(self)
 
     def __len__(self) -> int:
@@ -99,86 +93,123 @@ class AdapterResidency:
 
     @property
     def residents(self) -> list[Resident]:
-        """All, least recently used first."""
+        """All, also those on their way, in the order of their loads."""
         return list(self._residents.values())
 
+    def find(self, handle: int) -> Resident | None:
+        """The adapter in the arena or on its way there."""
+        return self._residents.get(handle)
+
     def is_resident(self, handle: int) -> bool:
-        """Whether the adapter stands in the arena."""
-        return handle in self._residents
+        """Whether the adapter stands in the arena, ready to be used."""
+        resident = self._residents.get(handle)
+        return resident is not None and resident.ready
+
+    def load(self, footprint: AdapterFootprint, spare: int = 0) -> Resident | None:
+        """Take what an absent adapter needs; None when pages or descriptor words lack.
+
+        Args:
+            footprint: of the adapter.
+            spare: pages that must be left for others.
+        """
+        assert footprint.handle not in self._residents
+        if self._pool.available() < footprint.pages + spare:
+            return None
+        while (descriptor := self._space.take(footprint.words)) is None:
+            if self.cheapest() is None:
+                return None
+            self.evict_cheapest()
+        pages = self._pool.take(footprint.pages, PageUse.ADAPTER)
+        assert pages is not None, "evicting idle adapters makes no page unavailable"
+        generations = [self._pool.generation(page) for page in pages]
+        resident = Resident(footprint, descriptor, pages, generations)
+        self._residents[footprint.handle] = resident
+        self.loads += 1
+        return resident
+
+    def landed(self, handle: int) -> None:
+        """An adapter's copy is complete on all ranks."""
+        self._residents[handle].ready = True
+        self._make_idle(self._residents[handle])
 
     def acquire(self, footprint: AdapterFootprint) -> Resident | None:
-        """Pin the adapter, loading it if needed; None when pages or descriptor words lack."""
-        resident = self._residents.get(footprint.handle) or self._load(footprint)
-        if resident is not None:
-            resident.users += 1
-            self._touch(footprint.handle)
+        """Pin an adapter that is ready; None for any other."""
+        resident = self._residents.get(footprint.handle)
+        if resident is None or not resident.ready:
+            return None
+        if resident.users == 0:
+            self._idle.discard(footprint.handle)
+            self._evictable -= footprint.pages
+        resident.users += 1
         return resident
 
     def give_back(self, resident: Resident) -> None:
         """One user less; the adapter stays until its pages are needed or too many are idle."""
         assert resident.users > 0
         resident.users -= 1
-        self._touch(resident.footprint.handle)
-        while self.evictable() > self._idle_pages:
-            self.evict_oldest()
-
-    def take_unpublished(self) -> list[Resident]:
-        """Adapters made resident since the last call: the next plan must publish them."""
-        fresh, self._unpublished = self._unpublished, []
-        return fresh
-
-    def _touch(self, handle: int) -> None:
-        self._residents.move_to_end(handle)
-        self._used[handle] = self._clock()
+        if resident.users == 0:
+            self._make_idle(resident)
 
     def evictable(self) -> int:
-        """Pages of adapters that no running request uses."""
-        return sum(len(r.pages) for r in self._residents.values() if r.users == 0)
+        """Pages of adapters that are ready and that no running request uses."""
+        return self._evictable
 
-    def oldest_use(self) -> int | None:
-        """Last use of the least recently used idle adapter."""
-        idle = self._oldest_idle()
-        return None if idle is None else self._used[idle.footprint.handle]
+    def cheapest(self) -> Worth | None:
+        """Worth of the idle adapter that would go first."""
+        found = self._idle.cheapest()
+        return None if found is None else found[0]
 
-    def evict_oldest(self) -> None:
-        """Take the least recently used idle adapter out of the arena."""
-        resident = self._oldest_idle()
-        assert resident is not None
-        self._evict(resident)
+    def evict_cheapest(self) -> None:
+        """Take that adapter out of the arena."""
+        found = self._idle.cheapest()
+        assert found is not None
+        self._evict(self._residents[found[1]])
         self.evictions += 1
 
     def forget(self, handle: int) -> None:
-        """Take an adapter that no running request uses out of the arena if it stands there."""
+        """Take an adapter that is idle out of the arena if it stands there."""
         resident = self._residents.get(handle)
         if resident is not None:
-            assert resident.users == 0
+            assert resident.ready and resident.users == 0
             self._evict(resident)
+
+    def reconsider(self, handle: int) -> None:
+        """See what an adapter is worth now that others want it, or its host copy has gone."""
+        if handle in self._idle:
+            self._idle.put(handle, self._worth(self._residents[handle].footprint))
+            self._trim()
+
+    def _make_idle(self, resident: Resident) -> None:
+        self._idle.put(resident.footprint.handle, self._worth(resident.footprint))
+        self._evictable += len(resident.pages)
+        self._trim()
+
+    def _trim(self) -> None:
+        """Keep what nobody wants within its share."""
+        if self._evictable <= self._idle_pages:
+            return
+        wanted = sum(
+            len(self._residents[handle].pages)
+            for handle in self._idle
+            if self._demand.is_wanted(handle)
+        )
+        while self._evictable - wanted > self._idle_pages:
+            self.evict_cheapest()
+
+    def _worth(self, footprint: AdapterFootprint) -> Worth:
+        handle, pages = footprint.handle, footprint.pages
+        seconds = self._prices.warm_load(pages)
+        if not self._is_warm(handle):
+            seconds += self._prices.cold_load(pages)
+        weight = self._demand.weight(handle)
+        return self._demand.is_wanted(handle), log_worth(weight, seconds, pages)
 
     def _evict(self, resident: Resident) -> None:
         handle = resident.footprint.handle
-        del self._residents[handle], self._used[handle]
-        if resident in self._unpublished:
-            self._unpublished.remove(resident)
+        del self._residents[handle]
+        self._idle.discard(handle)
+        self._evictable -= len(resident.pages)
         self._space.give_back(resident.descriptor, resident.footprint.words)
         for page in resident.pages:
             self._pool.drop(page)
             self._pool.release(page)
-
-    def _oldest_idle(self) -> Resident | None:
-        return next((r for r in self._residents.values() if r.users == 0), None)
-
-    def _load(self, footprint: AdapterFootprint) -> Resident | None:
-        if self._pool.available() < footprint.pages:
-            return None
-        while (descriptor := self._space.take(footprint.words)) is None:
-            if self._oldest_idle() is None:
-                return None
-            self.evict_oldest()
-        pages = self._pool.take(footprint.pages, PageUse.ADAPTER)
-        assert pages is not None, "evicting idle adapters makes no page unavailable"
-        generations = [self._pool.generation(page) for page in pages]
-        resident = Resident(footprint, descriptor, pages, generations)
-        self._residents[footprint.handle] = resident
-        self._unpublished.append(resident)
-        self.loads += 1
-        return resident

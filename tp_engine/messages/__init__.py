@@ -89,6 +89,8 @@ class Submit(Message, frozen=True, kw_only=True):
     params: SamplingParams
     salt: str = ""
     """Prefix blocks are shared only between requests of equal salt (tenant isolation)."""
+    wait_for_adapter: bool = True
+    """Whether it waits for an adapter that has to be read first; else it is refused then."""
 
 
 class Abort(Message, frozen=True, kw_only=True):

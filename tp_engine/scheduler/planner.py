@@ -12,7 +12,7 @@ from operator import or_
 
 import numpy as np
 
-from tp_engine.memory import AdapterResidency, PagePool
+from tp_engine.memory import PagePool
 from tp_engine.plan import LAST_SAMPLED, NO_ADAPTER, IntArray, PlanKind, StepPlan
 from tp_engine.sampling import sampling_needs, slot_init
 from tp_engine.scheduler.request import Request, Work
@@ -21,17 +21,14 @@ from tp_engine.scheduler.request import Request, Work
 class Planner:
     """Numbers the plans and tells the ranks only what they do not know yet."""
 
-    def __init__(
-        self, pool: PagePool, residency: AdapterResidency, eos_ids: tuple[int, ...]
-    ) -> None:
+    def __init__(self, pool: PagePool, eos_ids: tuple[int, ...]) -> None:
         self._pool = pool
-        self._residency = residency
         self._eos_ids = eos_ids
         self._step = 0
 
-    def control(self, kind: PlanKind, register: Sequence[int] = (), max_rank: int = 0) -> StepPlan:
+    def control(self, kind: PlanKind, adapter: Sequence[int] = (), max_rank: int = 0) -> StepPlan:
         """A plan without a step."""
-        return StepPlan(kind=kind, step=self._next(), register=_array(register), max_rank=max_rank)
+        return StepPlan(kind=kind, step=self._next(), adapter=_array(adapter), max_rank=max_rank)
 
     def step(self, work: Sequence[Work]) -> tuple[StepPlan, list[Work]]:
         """The plan for some work, and the same work in the order of the plan's sequences."""
@@ -51,7 +48,6 @@ class Planner:
             segments=_array(_segments(ordered)),
             max_rank=max((adapter.max_rank for adapter in adapters), default=0),
             traits=reduce(or_, (adapter.traits for adapter in adapters), 0),
-            publish=_array(self._publish()),
             candidates=candidates,
             full_rows=_array(full_rows),
         )
@@ -66,6 +62,7 @@ class Planner:
         assert self._pool.current(request.pages, request.generations), f"stale pages: {request.id}"
         resident = request.resident
         if resident is not None:
+            assert resident.ready, f"adapter of {request.id} is still on its way"
             assert self._pool.current(resident.pages, resident.generations), "stale adapter pages"
 
     def _opens(self, work: Sequence[Work]) -> list[int]:
@@ -83,13 +80,6 @@ class Planner:
                     eos_ids=self._eos_ids,
                     prompt_len=request.prompt_len,
                 ).encode()
-        return words
-
-    def _publish(self) -> list[int]:
-        words: list[int] = []
-        for resident in self._residency.take_unpublished():
-            head = (resident.footprint.handle, resident.descriptor, len(resident.pages))
-            words += [*head, *resident.pages]
         return words
 
 

@@ -19,6 +19,8 @@ class Request:
     """
 
     id: str
+    number: int
+    """Counts requests in the order of their arrival."""
     prompt_len: int
     params: SamplingParams
     seed: int
@@ -59,6 +61,13 @@ class Request:
     def output_len(self) -> int:
         """Tokens generated so far."""
         return len(self.tokens) - self.prompt_len
+
+    def ends_with(self, token: int, eos_ids: Sequence[int]) -> bool:
+        """Whether its output ends with this token, which has just been added."""
+        params = self.params
+        if self.output_len <= params.min_tokens and params.min_tokens > 0:
+            return False
+        return token in params.stop_token_ids or (not params.ignore_eos and token in eos_ids)
 
     @property
     def remaining(self) -> int:

@@ -1,18 +1,34 @@
 """Which requests run in the next step, and with how many rows.
 
 Continuous batching, first come first served. Decoding requests get their row first; what is left
-of the token budget goes to prompts, in chunks. The running requests are always older than the
-waiting ones, and an older one may take pages from a younger one, which then computes again later:
-so the oldest request always moves, and nothing can wait in a circle.
+of the token budget goes to prompts, in chunks. An older request may take pages from a younger one
+that runs, which then computes again later: so the oldest one that runs always moves.
+
+    waiting ──its adapter is ready and pages are free──> running
+    waiting ──its adapter is on its way──> parked ──it has moved──> waiting, at its old place
+
+Who is parked lets younger ones pass, for as long as a load takes. Who lacks pages does not: then
+those that run end one by one until there are enough. So nothing can wait in a circle.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from itertools import chain
 
-from tp_engine.memory import AdapterResidency, PageLayout, PagePool, PageUse, PrefixCache
+from tp_engine.memory import (
+    AdapterResidency,
+    Demand,
+    PageLayout,
+    PagePool,
+    PageUse,
+    PrefixCache,
+)
 from tp_engine.scheduler.request import Request, Work
+from tp_engine.tiers import AdapterTiers, Stand
 
 
 @dataclass(slots=True)
@@ -41,6 +57,8 @@ class Scheduler:
         pool: PagePool,
         prefix: PrefixCache,
         residency: AdapterResidency,
+        tiers: AdapterTiers,
+        demand: Demand,
         max_num_seqs: int,
         max_num_batched_tokens: int,
     ) -> None:
@@ -48,24 +66,51 @@ class Scheduler:
         self._pool = pool
         self._prefix = prefix
         self._residency = residency
+        self._tiers = tiers
+        self._demand = demand
         self._max_tokens = max_num_batched_tokens
         self._free_slots = deque(range(max_num_seqs))
-        self.waiting: deque[Request] = deque()
+        self.waiting: list[Request] = []
+        """Oldest first."""
+        self.parked: dict[int, list[Request]] = {}
+        """Those that wait for an adapter on its way, by its handle."""
         self.running: list[Request] = []
         """Oldest first."""
         self.counters = SchedulerCounters()
 
+    @property
+    def queued(self) -> Iterator[Request]:
+        """All that do not run."""
+        return chain(self.waiting, *self.parked.values())
+
+    @property
+    def num_parked(self) -> int:
+        """Requests that wait for an adapter on its way."""
+        return sum(map(len, self.parked.values()))
+
     def add(self, request: Request) -> None:
-        """Queue a request behind all others."""
-        self.waiting.append(request)
+        """Queue a request behind all others; a cold adapter is asked for at once."""
+        if request.adapter is not None and self._tiers.want(request.adapter):
+            self._park(request)
+        else:
+            self.waiting.append(request)
 
     def remove(self, request: Request) -> None:
         """Take a request out, waiting or running, and free what it holds."""
-        if request.slot is None:
-            self.waiting.remove(request)
-        else:
+        if request.slot is not None:
             self.running.remove(request)
             self._free(request)
+        elif request in (parked := self._parked_with(request)):
+            parked.remove(request)
+        else:
+            self.waiting.remove(request)
+
+    def unpark(self, handle: int) -> list[Request]:
+        """Queue those that wait for an adapter again, as it has moved; which."""
+        back = self.parked.pop(handle, [])
+        for request in back:
+            self._requeue(request)
+        return back
 
     def schedule(self) -> list[Work]:
         """The work of the next step, oldest request first; empty when nothing can run.
@@ -85,10 +130,16 @@ class Scheduler:
         while self.waiting and budget > 0 and preempted == self.counters.preemptions:
             request = self.waiting[0]
             # Preempted with tokens under way: only its old slot will know them before the host.
-            if request.pending or not self._admit(request, budget):
+            if request.pending or not self._free_slots:
                 break
-            self.waiting.popleft()
-            self.running.append(request)
+            stand = self._bring_adapter(request)
+            if stand is Stand.COMING:
+                self._park(self.waiting.pop(0))
+                continue
+            if stand is Stand.NO_ROOM or not self._admit(request, budget):
+                break
+            self.waiting.pop(0)
+            insort(self.running, request, key=_age)
             rows = min(request.remaining, budget)
             budget -= rows
             work.append(self._take(request, rows))
@@ -144,17 +195,30 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         self.running.remove(request)
         self._free(request)
-        self.waiting.appendleft(request)
+        self._requeue(request)
         self.counters.preemptions += 1
+
+    def _park(self, request: Request) -> None:
+        assert request.adapter is not None
+        self.parked.setdefault(request.adapter.handle, []).append(request)
+
+    def _parked_with(self, request: Request) -> list[Request]:
+        return [] if request.adapter is None else self.parked.get(request.adapter.handle, [])
+
+    def _requeue(self, request: Request) -> None:
+        insort(self.waiting, request, key=_age)
+
+    def _bring_adapter(self, request: Request) -> Stand:
+        """See that its adapter is in the arena, or on its way there."""
+        if request.adapter is None:
+            return Stand.READY
+        return self._tiers.bring(request.adapter, spare=len(self.running))
 
     def _admit(self, request: Request, budget: int) -> bool:
         """Give a waiting request its slot, adapter, cached prefix and first pages; or nothing."""
-        if not self._free_slots:
-            return False
         if request.adapter is not None:
             request.resident = self._residency.acquire(request.adapter)
-            if request.resident is None:
-                return False
+            assert request.resident is not None, "it has just been seen to be ready"
         cached = self._match(request)
         rows = min(request.remaining, budget)
         missing = self._layout.blocks(request.computed + rows) - len(request.pages)
@@ -182,6 +246,8 @@ class Scheduler:
         self.counters.prefix_hit_tokens += cached
         if not request.admitted:
             request.admitted = True
+            if request.adapter is not None:
+                self._demand.use(request.adapter.handle)
             request.cached_tokens = cached
 
     def _free(self, request: Request) -> None:
@@ -195,3 +261,7 @@ class Scheduler:
             self._free_slots.append(request.slot)
             request.slot = None
         request.slot_has_last = False
+
+
+def _age(request: Request) -> int:
+    return request.number

@@ -1,0 +1,110 @@
+"""Adapters on their way from a rank's host memory into its arena, beside the steps.
+
+On a GPU the copies run on a stream of their own. They begin when the steps that were launched
+before the plan have ended, for these may still read what stood in the pages; no step waits for
+them, and rank 0 lets no step use the adapter before the copies of all ranks are complete.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+from torch import Tensor
+
+from tp_engine.adapters import relocate
+from tp_engine.background import Background
+from tp_engine.comm import Comm, Lane
+from tp_engine.host_pages import HostPages, runs
+from tp_engine.transfer import to_device
+
+Job = tuple[int, int, list[int], torch.cuda.Event | None]
+
+PART_BYTES = 4 * 2**20
+"""Of a copy that the GPU is given at once: a step's own small copies wait behind such parts."""
+QUEUED_PARTS = 2
+"""Parts that the GPU has in hand, so that it need not wait for the host between them."""
+
+
+class Copies:
+    """One rank's end."""
+
+    def __init__(
+        self, comm: Comm, host: HostPages, memory: Tensor, descriptors: Tensor, layers: int
+    ) -> None:
+        """Copy from ``host`` into an arena.
+
+        Args:
+            comm: of this rank.
+            host: its page images.
+            memory: uint8 [pages * page_bytes], the arena.
+            descriptors: int64 [words], on the same device.
+            layers: of the model.
+        """
+        self._host = host
+        self._pages = memory.view(-1, host.page_bytes)
+        self._descriptors = descriptors
+        self._layers = layers
+        self._device = memory.device
+        self._stream: torch.cuda.Stream | None = None
+        self._lane: Background[Job] = Background(comm, Lane.COPIES, self._carry_out)
+
+    def begin(self, handle: int, descriptor: int, pages: list[int]) -> None:
+        """Start to copy an adapter; every rank must do it with the same numbers, in order.
+
+        Args:
+            handle: of an adapter that the hosts have and keep until this has ended.
+            descriptor: where its record goes.
+            pages: of the arena.
+        """
+        before = None
+        if self._device.type == "cuda":
+            before = torch.cuda.Event()  # type: ignore[no-untyped-call]  # of torch
+            before.record(torch.cuda.current_stream(self._device))
+        self._lane.begin(handle, (handle, descriptor, pages, before))
+
+    def landed(self) -> list[int]:
+        """Rank 0: handles of the adapters whose copies all ranks have completed since the last
+        call.
+
+        Raises:
+            RuntimeError: a copy failed, or a rank is gone.
+        """
+        return self._lane.finished()
+
+    @torch.inference_mode()
+    def _carry_out(self, job: Job) -> None:
+        handle, descriptor, pages, before = job
+        copy = self._host.copy_of(handle)
+        record = relocate(copy.record, pages, self._layers, self._host.page_bytes)
+        stretch = self._descriptors[descriptor : descriptor + record.numel()]
+        parts = _parts(copy.pages, pages, max(1, PART_BYTES // self._host.page_bytes))
+        if before is None:
+            for source, target in parts:
+                self._pages[target].copy_(self._host.memory[source])
+            stretch.copy_(record)
+            return
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(before)
+            stretch.copy_(to_device(record.numpy(), self._device))
+            queued: deque[torch.cuda.Event] = deque()
+            for source, target in parts:
+                self._pages[target].copy_(self._host.memory[source], non_blocking=True)
+                event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+                event.record(self._stream)
+                queued.append(event)
+                if len(queued) == QUEUED_PARTS:
+                    queued.popleft().synchronize()
+            queued.pop().synchronize()
+
+
+def _parts(host: list[int], arena: list[int], longest: int) -> list[tuple[slice, slice]]:
+    """Where stretches of at most so many pages lie on the host, and where they go."""
+    return [
+        (slice(host[i], host[i] + count), slice(arena[i], arena[i] + count))
+        for start, stop in runs(host, arena)
+        for i in range(start, stop, longest)
+        for count in [min(longest, stop - i)]
+    ]
