@@ -31,8 +31,6 @@ from tp_engine.worker import Worker
 
 WAIT_SECONDS = 0.0005
 """What a turn sleeps that has nothing to do until an adapter has moved."""
-PROMPT_ROWS = 64
-"""Of a step, from which on it shows what a prompt token costs."""
 
 
 log = logging.getLogger(__name__)
@@ -63,8 +61,6 @@ class Engine:
         self._depth = depth
         self._under_way: deque[tuple[list[Work], Sampled, float]] = deque()
         """With the time at which each step was begun."""
-        self._completed = 0.0
-        """When the last step had ended."""
         self.worker = worker
         self.limits = limits
         self.layout: PageLayout = worker.runner.arena.layout
@@ -247,7 +243,8 @@ class Engine:
         results = zip(
             sampled.tokens.tolist(), sampled.failed.tolist(), sampled.logprobs, strict=True
         )
-        self._time_prompts(work, began)
+        rows = sum(item.rows for item in work if item.rows > 1)
+        self.books.prices.step_ended(rows, began, time.monotonic())
         for item in work:
             request = item.request
             if item.samples:
@@ -262,14 +259,6 @@ class Engine:
             if item.samples:
                 outputs.append(self._advance(request, token, logprobs))
         return outputs
-
-    def _time_prompts(self, work: Sequence[Work], began: float) -> None:
-        """Learn from a step that has just ended what a prompt token costs."""
-        now, before = time.monotonic(), max(began, self._completed)
-        self._completed = now
-        rows = sum(item.rows for item in work if item.rows > 1)
-        if rows >= PROMPT_ROWS:
-            self.books.prices.computed(rows, now - before)
 
     def _end(self, request: Request, how: str) -> None:
         """Free all that the request holds, and count it as ``how``."""
