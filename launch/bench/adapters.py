@@ -1,0 +1,136 @@
+"""What adapters cost on their way up: store, hosts, arenas; one JSON line.
+
+    python launch/bench/adapters.py [--shapes tiny] [--quantize nf4]
+    torchrun --nproc-per-node N launch/bench/adapters.py ...
+
+A base of random weights, adapters of random values in a store of their own. Measured: the time to
+the first token with the adapter resident, warm and cold, against the plain copy and the plain read
+of as many bytes in the same run; the times of decode steps with and without a storm of loads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+from launch.bench.environment import print_json  # noqa: E402 (after environment and path)
+from launch.bench.shapes import SHAPES, write_config  # noqa: E402
+from launch.bench.tiers.first_token import first_token_s, measure_first_tokens  # noqa: E402
+from launch.bench.tiers.material import write_adapter  # noqa: E402
+from launch.bench.tiers.storm import measure_steps  # noqa: E402
+from sharding import SITES  # noqa: E402
+from tp_engine.adapters.store import AdapterStore  # noqa: E402
+from tp_engine.config import EngineConfig, parse_size  # noqa: E402
+from tp_engine.engine import Engine  # noqa: E402
+from tp_engine.fleet import AdapterLoader  # noqa: E402
+from tp_engine.join import join  # noqa: E402
+from tp_engine.plan import PlanKind  # noqa: E402
+from tp_engine.rank import Rank, build_engine, build_rank  # noqa: E402
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shapes", choices=sorted(SHAPES), default="llama-3.1-8b")
+    parser.add_argument("--quantize", choices=["nf4"])
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--lora-rank", type=int, default=16)
+    parser.add_argument("--adapters", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--arena", type=parse_size)
+    parser.add_argument("--host-memory", type=parse_size, default=parse_size("2GiB"))
+    parser.add_argument("--directory", type=Path, help="for the store; without it a temporary one")
+    return parser.parse_args(argv)
+
+
+def fill_store(
+    loader: AdapterLoader,
+    engine: Engine,
+    store: AdapterStore,
+    rank: Rank,
+    directory: Path,
+    count: int,
+    lora_rank: int,
+) -> dict[str, Path]:
+    """Write, keep and register adapters; where the store has their files, by digest."""
+    files = {}
+    for number in range(count):
+        source = directory / f"source-{number}"
+        layers = rank.dims.layers
+        write_adapter(source, rank.dims, rank=lora_rank, seed=number, sites=SITES, layers=layers)
+        revision, images = loader.load(source)
+        engine.roster.register(f"adapter-{number}", revision, images)
+        files[revision.digest] = store.directory(revision.digest)
+    return files
+
+
+def warm(engine: Engine, digests: list[str], batch: int) -> None:
+    """Compile and capture what is measured, and no more."""
+    for digest in ("", *digests):
+        first_token_s(engine, digest)
+    engine.capture()
+    measure_steps(engine, digests[:1], batch=batch, steps=4)
+
+
+def measure(rank: Rank, arguments: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    """Everything, on rank 0."""
+    store = AdapterStore(
+        directory / "store",
+        base_digest=rank.base_digest,
+        architecture=rank.joined.spec.architecture,
+        vocab_size=rank.dims.vocab,
+    )
+    loader = AdapterLoader(rank, store)
+    engine = build_engine(rank, loader.fetch)
+    files = fill_store(
+        loader, engine, store, rank, directory, arguments.adapters, arguments.lora_rank
+    )
+    warm(engine, list(files), arguments.batch)
+    results = {
+        "first_token": measure_first_tokens(engine, files, arguments.repeats),
+        "decode_steps": measure_steps(
+            engine, list(files), batch=arguments.batch, steps=arguments.steps
+        ),
+    }
+    engine.control(PlanKind.STOP)
+    store.close()
+    return results
+
+
+def main() -> None:
+    """Build the engine, measure, print the JSON line."""
+    arguments = parse()
+    with tempfile.TemporaryDirectory(dir=arguments.directory) as made:
+        directory = Path(made)
+        config = EngineConfig(
+            model=str(write_config(directory / "model", arguments.shapes)),
+            load_format="dummy",
+            quantize=arguments.quantize,
+            dtype=arguments.dtype,
+            max_model_len=2048,
+            max_num_seqs=arguments.batch,
+            arena_bytes=arguments.arena,
+            adapter_host_memory=arguments.host_memory,
+            enable_prefix_caching=False,
+        )
+        rank = build_rank(join(config))
+        if rank.comm.rank == 0:
+            results = measure(rank, arguments, directory)
+            kept = ("shapes", "quantize", "dtype", "lora_rank", "adapters", "batch")
+            settings = {name: getattr(arguments, name) for name in kept}
+            print_json("adapters", {**settings, "world": rank.comm.world, **results})
+        else:
+            rank.worker.follow(lambda: None)
+
+
+if __name__ == "__main__":
+    main()
