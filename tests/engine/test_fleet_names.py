@@ -130,6 +130,7 @@ def test_running_and_waiting_requests_are_told_apart(world: World) -> None:
     world.load("x", "good-2")
     for number in range(6):  # there are four places
         world.ask(str(number), "x")
+    world.step()  # copies the adapter
     world.step()
     status = world.show("x")
     assert status.requests == 6 and 0 < status.running < 6

@@ -142,7 +142,10 @@ class AdapterFleet:
 
     def turn(self) -> list[Message]:
         """Take up what other threads have finished; answers to calls, and ended requests."""
-        self._shared.engine.roster.adopt_delivered()
+        roster, adapters = self._shared.engine.roster, self._shared.registry.adapters
+        roster.adopt_delivered()
+        pinned = {adapters[name].digest for name in self._pinned if name in adapters}
+        roster.keep(pinned | self._dirty.digests)
         return [
             *self._arriving.turn(),
             *self._recording.turn(),
