@@ -131,10 +131,14 @@ class EngineClient:
         self._send(*submits)
         return batch
 
-    async def call(self, message: AdapterCall) -> AdapterAnswer:
+    async def call(self, message: AdapterCall, *, patient: bool = False) -> AdapterAnswer:
         """Have something done about adapters, and wait for what becomes of it.
 
         A caller that goes away leaves the call to its end.
+
+        Args:
+            message: what to do.
+            patient: whether to wait as long as it takes.
 
         Raises:
             EngineDead: the engine is lost.
@@ -146,7 +150,7 @@ class EngineClient:
         self._calls[message.call_id] = reply
         self._send(message)
         try:
-            async with asyncio.timeout(self._call_timeout):
+            async with asyncio.timeout(None if patient else self._call_timeout):
                 return await reply
         except TimeoutError:
             raise NoAnswer(

@@ -1,6 +1,6 @@
 """The adapters as a resource.
 
-GET    /admin/adapters                   a page of them
+GET    /admin/adapters                   a page of them: ?after=NAME&limit=N&prefix=P&state=S&base=B
 POST   /admin/adapters                   {"name", "source", "replace"?, "sha256"?}: an operation
 GET    /admin/adapters/NAME              one
 DELETE /admin/adapters/NAME              unload it, for good
@@ -16,19 +16,13 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from server.admin import listing
 from server.admin.operations import accepted
-from server.admin.replies import as_json, carry_out, page_limit, refusal
+from server.admin.replies import as_json, carry_out
 from server.body import read_body
 from server.errors import UnknownModel
 from server.services import services_of
-from tp_engine.messages import (
-    AdapterList,
-    AdapterReply,
-    AdapterStatus,
-    ListAdapters,
-    MoveAdapter,
-    UnloadAdapter,
-)
+from tp_engine.messages import MoveAdapter, UnloadAdapter
 
 router = APIRouter(prefix="/admin/adapters")
 
@@ -51,12 +45,6 @@ class PromoteFields(msgspec.Struct, frozen=True, kw_only=True):
     revision: str
 
 
-class AdapterPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Some adapters; ``after`` the last one's name comes the next page."""
-
-    adapters: list[AdapterStatus]
-
-
 _register_decoder = msgspec.json.Decoder(RegisterFields)
 _promote_decoder = msgspec.json.Decoder(PromoteFields)
 
@@ -64,9 +52,7 @@ _promote_decoder = msgspec.json.Decoder(PromoteFields)
 @router.get("")
 async def adapters(request: Request) -> Response:
     """List a page of adapters."""
-    after = request.query_params.get("after", "")
-    call = ListAdapters(call_id=uuid.uuid4().hex, after=after, limit=page_limit(request))
-    return as_json(AdapterPage(adapters=await _list(request, call)))
+    return as_json(await listing.page(request))
 
 
 @router.post("")
@@ -82,12 +68,12 @@ async def register(request: Request) -> Response:
 @router.get("/{name:path}")
 async def adapter(request: Request, name: str) -> Response:
     """Show one adapter."""
-    found = await _list(request, ListAdapters(call_id=uuid.uuid4().hex, name=name))
-    if not found:
+    found = await listing.find(request, name)
+    if found is None:
         raise UnknownModel(
             f"adapter {name!r} is not loaded", param="name", code="adapter_not_found"
         )
-    return as_json(found[0])
+    return as_json(found)
 
 
 @router.delete("/{name:path}")
@@ -109,11 +95,3 @@ async def roll_back(request: Request, name: str) -> Response:
     """Let a name mean what it meant before its last move."""
     call = MoveAdapter(call_id=uuid.uuid4().hex, name=name, revision=None)
     return await carry_out(request, call, "rolled back")
-
-
-async def _list(request: Request, call: ListAdapters) -> list[AdapterStatus]:
-    answer = await services_of(request).client.call(call)
-    if isinstance(answer, AdapterReply):
-        raise refusal(answer.code or "", answer.message)
-    assert isinstance(answer, AdapterList)
-    return answer.adapters

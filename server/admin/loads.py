@@ -117,7 +117,7 @@ class Loads:
         call = LoadAdapter(
             call_id=uuid.uuid4().hex, name=name, path=path, source=source, in_place=in_place
         )
-        reply = await self._client.call(call)
+        reply = await self._client.call(call, patient=True)
         assert isinstance(reply, AdapterReply)
         return reply
 

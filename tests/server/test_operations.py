@@ -17,7 +17,15 @@ from server.auth import ApiKeys
 from tests.server.conftest import in_process
 from tests.server.fake_engine import FakeEngine
 from tests.sources.web import CONFIG, WEIGHTS, Web, adapter_bytes, web_server
-from tp_engine.messages import AdapterAnswer, AdapterCall, AdapterReply, LoadAdapter
+from tp_engine.messages import (
+    AdapterAnswer,
+    AdapterCall,
+    AdapterList,
+    AdapterReply,
+    AdapterStatus,
+    ListAdapters,
+    LoadAdapter,
+)
 from tp_engine.sources import AllowedSources
 from tp_engine.text import Tokenizer
 
@@ -106,14 +114,9 @@ async def test_a_remote_adapter_is_fetched_and_handed_to_the_engine(
 
 
 async def test_progress_is_told_in_bytes(api: httpx.AsyncClient, web: Web) -> None:
-    web.gate.clear()
-    web.before_body = None
+    web.before_body = lambda path: web.gate.clear() if path.endswith(CONFIG) else None
     begun = await register(api, "x", f"{web.url}/team/x")
-    web.gate.set()
     config = len(BOTH[CONFIG])
-    while web.sent < config:
-        await asyncio.sleep(0.01)
-    web.gate.clear()
     deadline = time.monotonic() + 10
     while True:
         seen = await until(api, begun, "fetching")
@@ -359,3 +362,56 @@ async def test_only_operators_may_look_or_begin(api: httpx.AsyncClient) -> None:
         assert (await api.request(method, f"/admin/operations{path}")).status_code == 401
     assert (await api.post("/admin/adapters", json={})).status_code == 401
     assert (await api.post("/admin/adapters/x/upload")).status_code == 401
+
+
+async def test_what_is_on_its_way_is_listed_beside_what_is_served(
+    api: httpx.AsyncClient, engine: FakeEngine, web: Web
+) -> None:
+    served = [
+        AdapterStatus(name="b", source="/srv/b"),
+        AdapterStatus(name="c", state="failed", reason="damaged"),
+        AdapterStatus(name="team/sql-lora", source="/srv/sql"),
+    ]
+    asked: list[ListAdapters] = []
+
+    def answer(call: AdapterCall) -> AdapterAnswer:
+        if isinstance(call, LoadAdapter):
+            return AdapterReply(call_id=call.call_id, code="not_finite", message="a NaN")
+        assert isinstance(call, ListAdapters)
+        asked.append(call)
+        found = [each for each in served if call.name in (None, each.name)]
+        return AdapterList(call_id=call.call_id, adapters=found[: call.limit])
+
+    async def listed(query: str = "") -> dict[str, str]:
+        page = (await api.get(f"/admin/adapters?{query}")).json()
+        return {each["name"]: each["state"] for each in page["adapters"]}
+
+    engine.answer = answer
+    bad = await register(api, "bad", "/srv/bad")
+    await until(api, bad, "failed")
+    web.gate.clear()
+    source = f"{web.url}/team/x"
+    for name in ("a", "c", "d", "team/sql-lora"):
+        await register(api, name, source, replace=True)
+    assert await listed() == {
+        "a": "fetching",
+        "b": "ready",
+        "bad": "failed",
+        "c": "fetching",
+        "d": "fetching",
+        "team/sql-lora": "ready",
+    }
+    assert list(await listed("limit=2")) == ["a", "b"]
+    assert list(await listed("prefix=b&limit=5"))[:2] == ["b", "bad"]
+    assert list(await listed("state=fetching")) == ["a", "c", "d"]
+    call = asked[-1]
+    assert (call.prefix, call.state) == ("b", "") and len(asked) == 3
+    shown = (await api.get("/admin/adapters/team/sql-lora")).json()
+    assert shown["state"] == "ready" and shown["operation"].startswith("op-")
+    coming = (await api.get("/admin/adapters/a")).json()
+    assert (coming["state"], coming["source"]) == ("fetching", source)
+    failed = (await api.get("/admin/adapters/bad")).json()
+    assert (failed["reason"], failed["operation"]) == ("a NaN", bad["id"])
+    assert (await api.get("/admin/adapters/nobody")).status_code == 404
+    assert (await api.get("/admin/adapters?state=odd")).json()["error"]["param"] == "state"
+    web.gate.set()

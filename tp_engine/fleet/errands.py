@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +22,18 @@ class Kept:
 
     history: list[str]
     """Revisions that it meant, the present one first."""
+    base: str = ""
+    """SHA-256 of the base that the revision was registered for, in hex; empty without a store."""
     manifest: dict[str, Any] | None = None
-    """Of the revision that was asked for, if the store has it."""
+    """Of the revision, if that was asked for and the store has it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeftOut:
+    """What a name of the store means, but cannot be served."""
+
+    digest: str
+    reason: str
 
 
 class Loader(Protocol):
@@ -32,6 +42,11 @@ class Loader(Protocol):
     What is loaded is not discarded before `settled` says that it has its name, or will not get
     one. A ValueError refuses the call and says why.
     """
+
+    @property
+    def left_out(self) -> Mapping[str, LeftOut]:
+        """Names that the store knows and that are not served."""
+        ...
 
     def load(self, directory: Path, source: str = "") -> Loaded:
         """Keep, read, check, cut and pack an adapter; ``source`` is where it was fetched from."""
@@ -73,8 +88,8 @@ class Loader(Protocol):
         """Delete a revision that nobody runs, unless a name refers to it."""
         ...
 
-    def kept(self, name: str, digest: str | None = None) -> Kept:
-        """What is known of a name, and of a revision."""
+    def kept(self, name: str, digest: str, *, whole: bool) -> Kept:
+        """What is known of a name and the revision that it means; ``whole``: its manifest too."""
         ...
 
     def pin(self, name: str, pinned: bool) -> LetGo:

@@ -250,6 +250,11 @@ class AdapterFleet:
     # --- leaving -----------------------------------------------------------------------------
 
     def _unload(self, call: UnloadAdapter) -> None:
+        left_out = self._shared.loader.left_out.get(call.name)
+        if left_out is not None and call.name not in self._shared.registry.adapters:
+            reply = AdapterReply(call_id=call.call_id, revision=left_out.digest)
+            self._recording.begin(partial(self._shared.loader.erase, call.name), reply)
+            return
         digest = self._names.find(call.name).digest
         requests = len(self._shared.engine.users_of(digest))
         self._remove(

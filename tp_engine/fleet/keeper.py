@@ -11,7 +11,7 @@ import msgspec
 
 from tp_engine.adapters import AdapterRevision
 from tp_engine.adapters.store import AdapterStore, StoreError
-from tp_engine.fleet.errands import Kept, LetGo
+from tp_engine.fleet.errands import Kept, LeftOut, LetGo
 from tp_engine.fleet.pushed import PUSHED, PushedFiles
 
 log = logging.getLogger(__name__)
@@ -27,6 +27,7 @@ class Keeper:
         """Work with a store, or none."""
         self._store = store
         self._pushed = PushedFiles()
+        self.left_out: dict[str, LeftOut] = {}
         self._loaded: Counter[str] = Counter()
         """Revisions that are loaded and may get a name: they are not discarded."""
 
@@ -42,11 +43,14 @@ class Keeper:
 
     def record(self, name: str, digest: str) -> LetGo:
         """Make it last that a name means a revision."""
-        return [] if self._store is None else self._store.promote(name, digest)
+        let_go = [] if self._store is None else self._store.promote(name, digest)
+        self.left_out.pop(name, None)
+        return let_go
 
     def roll_back(self, name: str, digest: str) -> LetGo:
         """Make it last that a name means what it meant before its last move, this revision."""
         assert self._need_store().roll_back(name).digest == digest
+        self.left_out.pop(name, None)
         return []
 
     def write_back(self, name: str, digest: str) -> LetGo:
@@ -61,13 +65,16 @@ class Keeper:
             store.add(directory, self.read, source=PUSHED)
         let_go = store.promote(name, digest, pushed=True)
         self._pushed.drop(digest)
+        self.left_out.pop(name, None)
         return let_go
 
     def erase(self, name: str) -> LetGo:
         """Make it last that a name means nothing."""
         if self._store is None or not self._store.knows(name):
             return []
-        return self._store.unname(name)
+        let_go = self._store.unname(name)
+        self.left_out.pop(name, None)
+        return let_go
 
     def discard(self, digest: str) -> None:
         """Delete a revision that nobody runs, unless a name refers to it or may get it."""
@@ -81,14 +88,16 @@ class Keeper:
         """Delete what was pushed and refused unread."""
         shutil.rmtree(directory)
 
-    def kept(self, name: str, digest: str | None = None) -> Kept:
-        """What is known of a name, and of a revision."""
+    def kept(self, name: str, digest: str, *, whole: bool) -> Kept:
+        """What is known of a name and the revision that it means; ``whole``: its manifest too."""
         if self._store is None:
             return Kept(history=[])
-        manifest = None
-        if digest is not None and self._store.has(digest):
-            manifest = msgspec.to_builtins(self._store.revision(digest).manifest)
-        return Kept(history=[move.digest for move in self._store.moves(name)], manifest=manifest)
+        base, manifest = self._store.base_digest, None
+        if self._store.has(digest):
+            found = self._store.revision(digest).manifest
+            base, manifest = found.base_digest, msgspec.to_builtins(found) if whole else None
+        history = [move.digest for move in self._store.moves(name)]
+        return Kept(history=history, base=base, manifest=manifest)
 
     def pin(self, name: str, pinned: bool) -> LetGo:
         """Make it last that a name is pinned, or not."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import partial
 
 from tp_engine.fleet.dirty import Dirty
-from tp_engine.fleet.errands import Kept
+from tp_engine.fleet.errands import Kept, LeftOut
 from tp_engine.fleet.shared import Shared
 from tp_engine.fleet.usage import Usage
-from tp_engine.messages import AdapterList, AdapterStatus, ListAdapters
+from tp_engine.messages import AdapterList, AdapterState, AdapterStatus, ListAdapters
 
 
 class Listing:
@@ -32,14 +33,18 @@ class Listing:
 
     def begin(self, call: ListAdapters) -> None:
         """Begin to answer a call."""
-        named = self._shared.registry.adapters
-        names = sorted(name for name in named if name > call.after)
-        if call.name is not None:
-            names = [name for name in names if name == call.name]
+        left_out = self._shared.loader.left_out
+        digests = {name: each.digest for name, each in left_out.items()}
+        digests |= {name: each.digest for name, each in self._shared.registry.adapters.items()}
         asked = {
-            name: named[name].digest if name == call.name else None for name in names[: call.limit]
+            name: digests[name]
+            for name in sorted(digests)
+            if name > call.after
+            and name.startswith(call.prefix)
+            and call.name in (None, name)
+            and call.state in ("", self._state(name))
         }
-        self._open.append((call, self._shared.reader.submit(partial(self._kept, asked))))
+        self._open.append((call, self._shared.reader.submit(partial(self._kept, call, asked))))
 
     def finished(self) -> list[AdapterList]:
         """The answers that are ready."""
@@ -49,9 +54,22 @@ class Listing:
             answers.append(AdapterList(call_id=call.call_id, adapters=self._all(found.result())))
         return answers
 
-    def _kept(self, asked: dict[str, str | None]) -> dict[str, Kept]:
-        """In the thread of the store."""
-        return {name: self._shared.loader.kept(name, digest) for name, digest in asked.items()}
+    def _kept(self, call: ListAdapters, asked: Mapping[str, str]) -> dict[str, Kept]:
+        """In the thread of the store: what it knows of the first ones."""
+        found: dict[str, Kept] = {}
+        for name, digest in asked.items():
+            kept = self._shared.loader.kept(name, digest, whole=call.name is not None)
+            if kept.base.startswith(call.base) or not kept.base:
+                found[name] = kept
+            if len(found) == call.limit:
+                break
+        return found
+
+    def _state(self, name: str) -> AdapterState:
+        registry = self._shared.registry
+        if name not in registry.adapters:
+            return "failed"
+        return "draining" if name in registry.held else "ready"
 
     def _all(self, found: dict[str, Kept]) -> list[AdapterStatus]:
         open_requests, running = Counter[str](), Counter[str]()
@@ -59,11 +77,14 @@ class Listing:
             if request.adapter is not None:
                 open_requests[request.adapter.digest] += 1
                 running[request.adapter.digest] += request.slot is not None
-        return [
-            self._status(name, kept, open_requests, running)
-            for name, kept in found.items()
-            if name in self._shared.registry.adapters  # or it went meanwhile
-        ]
+        statuses = []
+        for name, kept in found.items():
+            left_out = self._shared.loader.left_out.get(name)
+            if name in self._shared.registry.adapters:
+                statuses.append(self._status(name, kept, open_requests, running))
+            elif left_out is not None:  # else it went meanwhile
+                statuses.append(_failed(name, left_out, kept))
+        return statuses
 
     def _status(
         self, name: str, kept: Kept, open_requests: Counter[str], running: Counter[str]
@@ -73,6 +94,7 @@ class Listing:
         footprint = shared.engine.adapters[revision.digest]
         return AdapterStatus(
             name=name,
+            state=self._state(name),
             revision=revision.digest,
             source=revision.source,
             max_rank=footprint.max_rank,
@@ -90,3 +112,14 @@ class Listing:
             history=kept.history,
             manifest=kept.manifest,
         )
+
+
+def _failed(name: str, left_out: LeftOut, kept: Kept) -> AdapterStatus:
+    return AdapterStatus(
+        name=name,
+        state="failed",
+        reason=left_out.reason,
+        revision=left_out.digest,
+        history=kept.history,
+        manifest=kept.manifest,
+    )

@@ -19,7 +19,7 @@ from tp_engine.adapters import (
 )
 from tp_engine.adapters.errors import shown
 from tp_engine.adapters.store import AdapterStore, Alias, StoreError
-from tp_engine.fleet.errands import Loaded
+from tp_engine.fleet.errands import LeftOut, Loaded
 from tp_engine.fleet.keeper import Keeper
 from tp_engine.fleet.pushed import PUSHED
 from tp_engine.rank import Rank
@@ -166,6 +166,7 @@ class AdapterLoader(Keeper):
             registry.register(alias.name, revision)
         except (AdapterError, StoreError) as error:
             log.error("adapter %s of the store is left out: %s", shown(alias.name), error)
+            self.left_out[alias.name] = LeftOut(digest=alias.digest, reason=str(error))
             return False
         for warning in revision.warnings:
             log.warning("adapter %s of the store: %s", shown(alias.name), warning)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -45,7 +45,13 @@ class ListAdapters(Message, frozen=True, kw_only=True):
     after: str = ""
     limit: int = 100
     name: str | None = None
-    """Only this one, if it is there."""
+    """Only this one, if it is there, with its manifest."""
+    prefix: str = ""
+    """Only those whose names begin so."""
+    state: str = ""
+    """Only those in this state; empty: in any."""
+    base: str = ""
+    """Only those whose revision was registered for the base whose SHA-256 begins so, in hex."""
 
 
 class PushAdapter(Message, frozen=True, kw_only=True):
@@ -148,35 +154,44 @@ class AdaptersFlushed(Message, frozen=True, kw_only=True):
     """Names that could not be written, and why."""
 
 
+AdapterState = Literal["fetching", "verifying", "ready", "draining", "failed"]
+"""The front end knows of the first two; ``failed``: it is not served, though its name is known."""
+
+
 class AdapterStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of an adapter now."""
 
     name: str
-    revision: str
-    """SHA-256 of its canonical config and tensors, in hex."""
-    source: str
-    """Directory it was read from."""
-    max_rank: int
+    state: AdapterState = "ready"
+    reason: str = ""
+    """Why it failed."""
+    operation: str | None = None
+    """The operation that loads it, or the last one that failed to."""
+    revision: str = ""
+    """SHA-256 of its canonical config and tensors, in hex; empty: not known yet."""
+    source: str = ""
+    """Directory or address that it came from."""
+    max_rank: int = 0
     """The largest LoRA rank of any module."""
-    modules: int
+    modules: int = 0
     """Modules that it changes."""
-    pages: int
+    pages: int = 0
     """Arena pages that it takes on each rank when resident."""
-    resident: bool
+    resident: bool = False
     """Whether it stands in the arena."""
-    requests: int
+    requests: int = 0
     """Open requests of its revision, under any name."""
-    running: int
+    running: int = 0
     """Those of them that run; the others wait."""
-    hits: int
+    hits: int = 0
     """Requests that the name has had since the service began."""
-    last_use: float | None
+    last_use: float | None = None
     """When it had the last one, in Unix seconds."""
-    pinned: bool
+    pinned: bool = False
     """Whether it is kept in memory when idle."""
-    draining: bool
+    draining: bool = False
     """Whether it takes no new requests."""
-    dirty: bool
+    dirty: bool = False
     """Whether the store does not know yet what the name means: a kill would lose that."""
     write_error: str = ""
     """Why the last attempt to write it to the store failed."""
