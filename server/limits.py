@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import BodyTooLarge
 
-FILES: Final = re.compile(r"/admin/adapters/.+/upload")
+FILES: Final = re.compile(r"/admin/adapters/.+/(upload|tensors)")
 """Paths whose bodies are files: they go to the disk as they come."""
 
 

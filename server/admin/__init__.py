@@ -8,10 +8,10 @@
 
 from fastapi import APIRouter
 
-from server.admin import adapters, lifecycle, operation_routes, upload, vllm
+from server.admin import adapters, lifecycle, operation_routes, push, upload, vllm
 
 __all__ = ["router"]
 
 router = APIRouter()
-for part in (vllm, lifecycle, upload, adapters, operation_routes):
+for part in (vllm, lifecycle, upload, push, adapters, operation_routes):
     router.include_router(part.router)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 from fastapi import Request
+from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from server.errors import (
@@ -31,6 +32,8 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     modules_applied: int = 0
     modules_expected: int = 0
     warnings: list[str] = []
+    durable: bool | UnsetType = UNSET
+    """Of a push: whether the store has it, so that it survives a kill."""
     requests: int = 0
     """Open requests of its revision."""
 
@@ -64,6 +67,7 @@ def done(reply: AdapterReply, name: str, what: str) -> Done:
         modules_applied=reply.applied,
         modules_expected=reply.expected,
         warnings=list(reply.warnings),
+        durable=UNSET if reply.durable is None else reply.durable,
         requests=reply.requests,
     )
 

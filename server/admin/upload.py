@@ -2,7 +2,7 @@
 
 POST /admin/adapters/NAME/upload[?replace=true]
 
-Each part's file name, or its name if it has none, is that of one of the files.
+Each part's name, or its file name, is that of one of the files.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tp_engine.sources import (
     CONFIG_NAME,
     MAX_CONFIG_BYTES,
     WEIGHTS_NAME,
+    Claim,
     HeadCheck,
     SourceError,
 )
@@ -44,20 +45,35 @@ async def upload(request: Request, name: str) -> Response:
     loads = services_of(request).loads
     in_place = request.query_params.get("replace", "false").lower() == "true"
     loads.check_name(name, in_place=in_place)
-    if loads.remote is None:
+    claim = await receive(request)
+    try:
+        operation = loads.begin_uploaded(name, claim, in_place=in_place)
+    except BaseException:
+        claim.release(keep=False)
+        raise
+    return accepted(operation)
+
+
+async def receive(request: Request) -> Claim:
+    """The files of a request's body, for the caller to give up.
+
+    Raises:
+        ApiError: there is no place for them, or they are not as they must be.
+    """
+    remote = services_of(request).loads.remote
+    if remote is None:
         text = "uploads need a place: start the server with --adapter-store"
         raise InvalidRequest(text, code="no_store")
     if _receiving.locked():
         raise Unavailable(f"{MAX_UPLOADS} uploads are received; that is the limit")
     async with _receiving:
-        claim = loads.remote.area.new_claim()
+        claim = remote.area.new_claim()
         try:
             await _receive(request, claim.path)
-            operation = loads.begin_uploaded(name, claim, in_place=in_place)
         except BaseException:
             claim.release(keep=False)
             raise
-    return accepted(operation)
+    return claim
 
 
 async def _receive(request: Request, directory: Path) -> None:
@@ -173,10 +189,12 @@ class Parts:
 
     def _open(self) -> None:
         _, options = self._options(self._disposition)
-        given = options.get(b"filename") or options.get(b"name") or b""
-        self._name = given.decode("utf-8", "replace")
-        if self._name not in (CONFIG_NAME, WEIGHTS_NAME):
-            text = f"part {self._name[:100]!a} must be {CONFIG_NAME} or {WEIGHTS_NAME}"
+        given = [options.get(key, b"").decode("utf-8", "replace") for key in (b"name", b"filename")]
+        self._name = next((name for name in given if name in (CONFIG_NAME, WEIGHTS_NAME)), "")
+        if not self._name:
+            text = (
+                f"part {given[1][:100] or given[0][:100]!a} must be {CONFIG_NAME} or {WEIGHTS_NAME}"
+            )
             raise InvalidRequest(text, param="filename")
         try:
             self._file = (self._directory / self._name).open("xb")

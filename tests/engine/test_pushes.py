@@ -118,7 +118,7 @@ def test_a_dirty_name_is_written_before_it_is_moved_back(world: World) -> None:
 
 def test_what_is_loaded_over_a_push_can_be_rolled_back_to_it(world: World) -> None:
     world.push("x", "good-4")
-    assert world.load("x", "good-2", in_place=True).durable
+    assert world.load("x", "good-2", in_place=True).code is None
     assert history(world, "x") == ["good-2", "good-4"]
     assert world.move("x", None).revision == "good-4"
 

@@ -244,7 +244,7 @@ class AdapterFleet:
             applied=revision.applied,
             expected=revision.expected,
             warnings=revision.warnings,
-            durable=self._dirty.find(name) is None,
+            durable=None if loading.record is not None else self._dirty.find(name) is None,
         )
 
     # --- leaving -----------------------------------------------------------------------------

@@ -138,8 +138,8 @@ class AdapterReply(Message, frozen=True, kw_only=True):
     expected: int = 0
     """Modules that the adapter's config targets."""
     warnings: Sequence[str] = ()
-    durable: bool = True
-    """Whether the store has what was done, so that it survives a kill."""
+    durable: bool | None = None
+    """After a push: whether the store has what the name means, so that it survives a kill."""
     requests: int = 0
     """Open requests of the name's revision."""
 
