@@ -12,7 +12,6 @@ from sharding.cut import (
     WeightSlice,
     cut_model,
     is_row_parallel,
-    module_slice,
     weight_slice,
 )
 from sharding.header import CheckpointError, TensorInfo, read_header
@@ -47,7 +46,6 @@ __all__ = [
     "deal",
     "expand",
     "is_row_parallel",
-    "module_slice",
     "quantize_slice",
     "read_header",
     "stack_rows",

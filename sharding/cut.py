@@ -20,7 +20,6 @@ __all__ = [
     "WeightSlice",
     "cut_model",
     "is_row_parallel",
-    "module_slice",
     "weight_slice",
 ]
 
@@ -29,7 +28,8 @@ SITES: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", 
 TOP: Final = -1
 """As a layer: that of the modules which belong to none, `VOCAB_SITES`."""
 VOCAB_SITES: Final = ("embed_tokens", "lm_head")
-"""Modules at the model's two ends; as sites of `TOP`, by their position here."""
+"""Modules at the model's two ends, which have a row a token; as sites of `TOP`, by their position
+here."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -227,26 +227,6 @@ def weight_slice(dims: ModelDims, cut: LayerCut, site: int | str) -> WeightSlice
     raise ValueError(f"site={site!r} must be one of {', '.join(SITES)} or its position")
 
 
-def module_slice(dims: ModelDims, cut: RankCut, layer: int, site: int) -> WeightSlice:
-    """As `weight_slice`, for any module that an adapter may change.
-
-    Of `TOP`, the LM head is column-parallel, with vocabulary rows; the embedding is read as the
-    matrix [hidden, vocabulary] by which a one-hot token is multiplied, so it is row-parallel.
-
-    Raises:
-        ValueError: if there is no such site.
-    """
-    if layer != TOP:
-        return weight_slice(dims, cut.layers[layer], site)
-    whole = Span(0, dims.hidden)
-    match VOCAB_SITES[site] if 0 <= site < len(VOCAB_SITES) else site:
-        case "embed_tokens":
-            return WeightSlice(rows=whole, cols=cut.vocab)
-        case "lm_head":
-            return WeightSlice(rows=cut.vocab, cols=whole)
-    raise ValueError(f"site={site!r} must be the position of one of {', '.join(VOCAB_SITES)}")
-
-
-def is_row_parallel(layer: int, site: int) -> bool:
-    """Whether ranks hold columns of a module, so that their outputs are to be summed."""
-    return (VOCAB_SITES if layer == TOP else SITES)[site] in ("embed_tokens", "o_proj", "down_proj")
+def is_row_parallel(site: int) -> bool:
+    """Whether ranks hold columns of a layer's module, so that their outputs are to be summed."""
+    return SITES[site] in ("o_proj", "down_proj")

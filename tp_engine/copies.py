@@ -15,7 +15,8 @@ from torch import Tensor
 from tp_engine.adapters import relocate
 from tp_engine.background import Background
 from tp_engine.comm import Comm, Lane
-from tp_engine.host_pages import HostPages, runs
+from tp_engine.host_pages import HostCopy, HostPages, runs
+from tp_engine.resident_ends import ResidentEnds
 from tp_engine.transfer import to_device
 
 Job = tuple[int, int, list[int], torch.cuda.Event | None]
@@ -30,7 +31,13 @@ class Copies:
     """One rank's end."""
 
     def __init__(
-        self, comm: Comm, host: HostPages, memory: Tensor, descriptors: Tensor, layers: int
+        self,
+        comm: Comm,
+        host: HostPages,
+        memory: Tensor,
+        descriptors: Tensor,
+        layers: int,
+        ends: ResidentEnds,
     ) -> None:
         """Copy from ``host`` into an arena.
 
@@ -40,8 +47,10 @@ class Copies:
             memory: uint8 [pages * page_bytes], the arena.
             descriptors: int64 [words], on the same device.
             layers: of the model.
+            ends: are told what comes.
         """
         self._host = host
+        self._ends = ends
         self._pages = memory.view(-1, host.page_bytes)
         self._descriptors = descriptors
         self._layers = layers
@@ -83,12 +92,14 @@ class Copies:
             for source, target in parts:
                 self._pages[target].copy_(self._host.memory[source])
             stretch.copy_(record)
+            self._tell_ends(descriptor, record, copy)
             return
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(before)
             stretch.copy_(to_device(record.numpy(), self._device))
+            self._tell_ends(descriptor, record, copy)
             queued: deque[torch.cuda.Event] = deque()
             for source, target in parts:
                 self._pages[target].copy_(self._host.memory[source], non_blocking=True)
@@ -98,6 +109,10 @@ class Copies:
                 if len(queued) == QUEUED_PARTS:
                     queued.popleft().synchronize()
             queued.pop().synchronize()
+
+    def _tell_ends(self, descriptor: int, record: Tensor, copy: HostCopy) -> None:
+        on_host = relocate(copy.record, copy.pages, self._layers, self._host.page_bytes)
+        self._ends.publish(descriptor, record, on_host, self._host.memory)
 
 
 def _parts(host: list[int], arena: list[int], longest: int) -> list[tuple[slice, slice]]:

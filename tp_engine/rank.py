@@ -15,6 +15,8 @@ import torch
 from kernels import ops_for
 from sharding import SITES, ModelDims, RankCut, cut_model
 from tp_engine.adapters import AdapterRegistry, load_adapters, longest_row_bytes, pack_adapter
+from tp_engine.adapters.ends.base import BaseFiles
+from tp_engine.adapters.ends.record import EndSizes
 from tp_engine.admission import EngineLimits
 from tp_engine.comm import Comm
 from tp_engine.config import EngineConfig, default_cpu_arena, default_host_memory
@@ -150,12 +152,18 @@ def read_adapters(joined: Joined) -> AdapterRegistry:
         config.lora_on_error,
         base_names=config.base_names,
         base_sources=(config.model,),
+        base=base_files(joined),
     )
     for report in reports:
         log.log(logging.INFO if report.error is None else logging.ERROR, "%s", report)
         for warning in report.warnings:
             log.warning("adapter %s: %s", report.name, warning)
     return registry
+
+
+def base_files(joined: Joined) -> BaseFiles:
+    """The embedding and the LM head that adapters are read against."""
+    return BaseFiles(directory=joined.directory, tied=joined.spec.tie_word_embeddings)
 
 
 def hand_out_adapters(rank: Rank, engine: Engine, registry: AdapterRegistry) -> None:
@@ -228,6 +236,13 @@ def _build_runner(
         decoder=decoder,
         sampler=Sampler(states, [each.vocab for each in cuts], comm, ops),
         arena=arena,
+        end_sizes=EndSizes(
+            layers=spec.num_layers,
+            vocab=cut.vocab.size,
+            hidden=spec.hidden_size,
+            dtype=arena.layout.dtype,
+            page_bytes=arena.layout.page_bytes,
+        ),
         kv=kv_views(arena.memory, arena.layout, spec.dims(), cut),
         max_num_seqs=config.max_num_seqs,
         max_model_len=config.max_model_len,

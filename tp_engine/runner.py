@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from kernels.entry import SpellOut
+from tp_engine.adapters.ends.record import EndSizes
 from tp_engine.graphs import StepGraphs, with_bounded_rank
 from tp_engine.host_step import HostStep
+from tp_engine.layers import EndRows
 from tp_engine.memory import PageLayout
 from tp_engine.models import Decoder
 from tp_engine.plan import IntArray, SlotInit, StepPlan
+from tp_engine.resident_ends import ResidentEnds
 from tp_engine.sampling import Sampled, Sampler
 from tp_engine.step import StepLogits, StepMemory
 from tp_engine.transfer import to_device
@@ -49,6 +52,7 @@ class Runner:
         decoder: Decoder,
         sampler: Sampler,
         arena: Arena,
+        end_sizes: EndSizes,
         kv: list[tuple[Tensor, Tensor]],
         max_num_seqs: int,
         max_model_len: int,
@@ -61,11 +65,13 @@ class Runner:
 
         Args:
             sampler: with one slot more than ``max_num_seqs``, for padding.
+            end_sizes: of the rank.
             capture: run decode steps, and others of few rows, as CUDA graphs.
         """
         self._decoder = decoder
         self._sampler = sampler
         self.arena = arena
+        self.ends = ResidentEnds(arena.memory, end_sizes)
         self._device = device
         blocks = arena.layout.blocks(max_model_len)
         tables = torch.zeros((max_num_seqs + 1, blocks), dtype=torch.int32, device=device)
@@ -124,16 +130,18 @@ class Runner:
             self._graphs.capture_all(max_rank)
 
     def _forward(self, host: HostStep) -> StepLogits:
+        ends = self.ends.of_step(host.descriptors, host.segment_offsets, host.logit_rows)
         if self._graphs is not None:
-            if (logits := self._graphs.run(host)) is not None:
+            if ends is None and (logits := self._graphs.run(host)) is not None:
                 return logits
             host = with_bounded_rank(host)
         packed = host.pack(pinned=self._device.type == "cuda")
-        return self._compute(host, packed.to(self._device, non_blocking=True))
+        return self._compute(host, packed.to(self._device, non_blocking=True), ends)
 
-    def _compute(self, host: HostStep, packed: Tensor) -> StepLogits:
-        """A step from its packed form on the device: all that a graph captures."""
-        logits = self._decoder.forward(self._memory.step_input(host, packed))
+    def _compute(self, host: HostStep, packed: Tensor, ends: EndRows | None = None) -> StepLogits:
+        """A step from its packed form on the device: all that a graph captures, without ends."""
+        step = replace(self._memory.step_input(host, packed), ends=ends)
+        logits = self._decoder.forward(step)
         return self._sampler.greedy(logits, self._memory.logit_slots(host, packed))
 
     def _update_tables(self, updates: IntArray) -> None:

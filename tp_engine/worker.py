@@ -26,7 +26,9 @@ class Worker:
         self.channel = PlanChannel(comm)
         self.delivery = Delivery(comm, host)
         arena = runner.arena
-        self.copies = Copies(comm, host, arena.memory, arena.descriptors, runner.layers)
+        self.copies = Copies(
+            comm, host, arena.memory, arena.descriptors, runner.layers, runner.ends
+        )
 
     def run(self, plan: StepPlan, images: Sequence[AdapterImage] | None = None) -> Sampled | None:
         """Carry out a plan that is already known.

@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from tp_engine.comm import Comm
 from tp_engine.layers import LoraBatch, StepInput
 from tp_engine.memory import PageLayout, kv_views
 from tp_engine.models import Decoder
+from tp_engine.plan import NO_ADAPTER
 from tp_engine.rank import Rank
 
 
@@ -96,6 +98,11 @@ class RecordingDecoder:
             logit_rows=torch.arange(sum(lengths), device=rank.comm.device),
             kv=tuple(kv),
             lora=self._lora(lengths, digests, max_rank),
+            ends=rank.worker.runner.ends.of_step(
+                np.array(self._numbers(digests)),
+                np.cumsum([0, *lengths]),
+                np.arange(sum(lengths)),
+            ),
         )
         self._comm.sums.clear()
         logits = self._gather(self._decoder.forward(step))
@@ -107,13 +114,18 @@ class RecordingDecoder:
         if max_rank == 0:
             return None
         arena, device = self._rank.worker.runner.arena, self._rank.comm.device
-        numbers = [self._loaded.descriptors[digest] if digest else -1 for digest in digests]
+        numbers = torch.tensor(self._numbers(digests), dtype=torch.int64, device=device)
         segments = LoraSegments(
             offsets=_offsets(lengths).to(device),
-            descriptors=torch.tensor(numbers, dtype=torch.int64, device=device),
+            descriptors=numbers,
             max_rank=max_rank,
         )
         return LoraBatch(arena=arena.memory, descriptors=arena.descriptors, segments=segments)
+
+    def _numbers(self, digests: Sequence[str]) -> list[int]:
+        """The descriptor number of each revision."""
+        known = self._loaded.descriptors
+        return [known[digest] if digest else NO_ADAPTER for digest in digests]
 
     def _gather(self, logits: Tensor) -> Tensor | None:
         """[T, V of this rank] of all ranks, side by side."""

@@ -18,9 +18,7 @@ REFUSED: list[tuple[str, Any]] = [
     ("lora_bias", True),
     ("bias", "all"),
     ("bias", "lora_only"),
-    ("modules_to_save", ["lm_head"]),
-    ("trainable_token_indices", [1, 2]),
-    ("trainable_token_indices", {"embed_tokens": [0]}),
+    ("trainable_token_indices", {"wte": [0]}),
     ("target_parameters", ["mlp.experts.gate_up_proj"]),
     ("layer_replication", [[0, 2]]),
     ("alora_invocation_tokens", [5]),
@@ -79,6 +77,17 @@ INVALID: list[tuple[str, Any]] = [
     ("alpha_pattern", {"q_proj": None}),
     ("alpha_pattern", {"(?P<x": 8}),
     ("base_model_name_or_path", 12),
+    ("modules_to_save", "lm_head"),
+    ("modules_to_save", [""]),
+    ("modules_to_save", [1]),
+    ("modules_to_save", ["(lm_head"]),
+    ("trainable_token_indices", 5),
+    ("trainable_token_indices", [True]),
+    ("trainable_token_indices", [-1]),
+    ("trainable_token_indices", [3, 3]),
+    ("trainable_token_indices", {"lm_head": []}),
+    ("trainable_token_indices", {"lm_head": ["3"]}),
+    ("ensure_weight_tying", "yes"),
 ]
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kernels.lora import LoraSegments
 from kernels.lora.reference import lora_expand_, lora_shrink
-from sharding import SITES, TOP, ModelDims, RankCut, cut_model, module_slice, weight_slice
+from sharding import SITES, ModelDims, RankCut, cut_model, weight_slice
 from tests.adapters.writing import every_site, random_modules, revision_of
 from tp_engine.adapters import (
     AdapterError,
@@ -25,7 +25,7 @@ from tp_engine.adapters import (
     relocate,
     rows_of,
 )
-from tp_engine.adapters.record import NO_ROW, record_layer, site_rows
+from tp_engine.adapters.record import NO_ROW, site_rows
 from tp_engine.adapters.targets import module_names
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -50,7 +50,6 @@ def models(draw: st.DrawFn) -> ModelDims:
 def adapters(draw: st.DrawFn) -> tuple[ModelDims, AdapterRevision]:
     dims = draw(models())
     places = st.tuples(st.integers(0, dims.layers - 1), st.integers(0, len(SITES) - 1))
-    places |= st.tuples(st.just(TOP), st.integers(0, 1))
     ranks = draw(st.dictionaries(places, st.integers(1, 33), min_size=1, max_size=9))
     seed = draw(st.integers(0, 99))
     return dims, revision_of(random_modules(dims, ranks, seed=seed, extras=draw(st.booleans())))
@@ -59,11 +58,11 @@ def adapters(draw: st.DrawFn) -> tuple[ModelDims, AdapterRevision]:
 def read_back(
     image: AdapterImage, dims: ModelDims, cut: RankCut, place: tuple[int, int], dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, float] | None:
-    part = module_slice(dims, cut, *place)
+    part = weight_slice(dims, cut.layers[place[0]], place[1])
     return rows_of(
         image.pages,
         image.record,
-        layer=record_layer(place[0], dims.layers),
+        layer=place[0],
         site=place[1],
         in_features=part.cols.size,
         out_features=part.rows.size,
@@ -85,7 +84,7 @@ def test_reassembled_shards_equal_the_adapter(
         pages_needed(revision, cuts, dims, dtype, page_bytes),
         page_bytes,
     )
-    for place in (*module_names(dims.layers).values(), (TOP, 0), (TOP, 1)):
+    for place in module_names(dims.layers).values():
         module = revision.modules.get(place)
         shards = [
             read_back(image, dims, cut, place, dtype)
@@ -98,7 +97,7 @@ def test_reassembled_shards_equal_the_adapter(
         whole_b = torch.full_like(module.b, torch.nan, dtype=dtype)
         for cut, shard in zip(cuts, shards, strict=True):
             assert shard is not None and shard[2] == module.scale
-            part = module_slice(dims, cut, *place)
+            part = weight_slice(dims, cut.layers[place[0]], place[1])
             whole_a[:, part.cols.slice] = shard[0]
             whole_b[part.rows.slice] = shard[1]
         assert torch.equal(whole_a, module.a.to(dtype))
@@ -114,11 +113,11 @@ def test_gains_are_cut_like_outputs_and_biases_are_added_once(
     cuts = cut_model(dims, world)
     images = pack_adapter(revision, cuts, dims, torch.bfloat16, PAGE)
     for place, module in revision.modules.items():
-        part, *_ = parts = [module_slice(dims, cut, *place) for cut in cuts]
+        part, *_ = parts = [weight_slice(dims, cut.layers[place[0]], place[1]) for cut in cuts]
         summed = any(each.cols != part.cols for each in parts)
         bias = torch.zeros(len(module.b))
         for image, cut, part in zip(images, cuts, parts, strict=True):
-            rows = site_rows(image.record, record_layer(place[0], dims.layers), place[1])
+            rows = site_rows(image.record, place[0], place[1])
             assert rows is not None and (rows.gain_offset == NO_ROW) == (module.magnitude is None)
             if module.magnitude is not None:
                 held = row_at(image, rows.gain_offset, part.rows.size)
@@ -147,7 +146,7 @@ def test_offsets_are_aligned_inside_one_page_and_disjoint(
         used = torch.zeros(image.pages.numel(), dtype=torch.bool)
         at = head_words(dims.layers)
         for place, module in revision.modules.items():
-            part = module_slice(dims, cut, *place)
+            part = weight_slice(dims, cut.layers[place[0]], place[1])
             sizes = [part.cols.size * dtype.itemsize] * module.rank
             sizes += [part.rows.size * dtype.itemsize] * module.rank + [part.rows.size * 4] * 2
             for size in sizes:

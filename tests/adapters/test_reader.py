@@ -62,13 +62,7 @@ EXTRA: dict[str, tuple[str, str]] = {
     ),
     "lora_bias": (f"{PREFIX}model.layers.0.self_attn.q_proj.lora_B.bias", "lora_bias"),
     "base_bias": (f"{PREFIX}model.layers.0.self_attn.q_proj.bias", "biases"),
-    "embedding": (f"{PREFIX}model.embed_tokens.lora_embedding_A", "embedding"),
-    "lm_head_pair": (f"{PREFIX}lm_head.lora_A.weight", "head"),
-    "modules_to_save": (f"{PREFIX}lm_head.weight", "modules_to_save"),
-    "trainable_tokens": (
-        f"{PREFIX}model.embed_tokens.token_adapter.trainable_tokens_delta",
-        "token",
-    ),
+    "modules_to_save": (f"{PREFIX}model.norm.weight", "modules_to_save"),
     "expert": (f"{PREFIX}model.layers.0.mlp.experts.lora_A.weight", "experts"),
     "numbered_expert": (f"{PREFIX}model.layers.0.mlp.experts.3.up_proj.lora_A.weight", "experts"),
     "other_adapter_name": (
@@ -185,14 +179,6 @@ def test_tensors_outside_the_configs_targets_are_refused(
 ) -> None:
     adapter = write_adapter(tmp_path, plain_config(**fields), plain_tensors(dims))
     assert "model.layers.0.self_attn.q_proj" in refusal(adapter, spec, "tensor_unknown")
-
-
-def test_a_targeted_head_is_refused(dims: ModelDims, spec: ModelSpec, tmp_path: Path) -> None:
-    config = plain_config(target_modules=[*plain_config()["target_modules"], "lm_head"])
-    message = refusal(
-        write_adapter(tmp_path, config, plain_tensors(dims)), spec, "config_unsupported"
-    )
-    assert "lm_head" in message
 
 
 def test_without_target_modules_the_tensors_decide(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from sharding import SITES, ModelDims, cut_model, module_slice
+from sharding import SITES, ModelDims, cut_model, weight_slice
 from tp_engine.adapters import AdapterRevision, LoraModule, digest_of
 from tp_engine.adapters.targets import module_name
 
@@ -38,7 +38,7 @@ def random_modules(
     (whole,) = cut_model(dims, 1)
     modules = {}
     for (layer, site), rank in sorted(ranks.items()):
-        part = module_slice(dims, whole, layer, site)
+        part = weight_slice(dims, whole.layers[layer], site)
         a = torch.randn(rank, part.cols.size, generator=generator).to(dtype)
         b = torch.randn(part.rows.size, rank, generator=generator).to(dtype)
         kind = (3 * layer + site + seed) % 4 if extras else 0

@@ -60,7 +60,8 @@ def oracle() -> Callable[[Case], Oracle]:
     def of(case: Case) -> Oracle:
         if case.name not in oracles:
             dtype = torch.float32 if case.name.startswith("smol") else torch.float64
-            oracles[case.name] = Oracle(case.model, case.adapters, dtype)
+            apart = case.name.startswith("ends")
+            oracles[case.name] = Oracle(case.model, case.adapters, dtype, apart=apart)
         return oracles[case.name]
 
     return of

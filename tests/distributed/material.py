@@ -44,6 +44,22 @@ ADAPTER_KINDS: dict[str, dict[str, Any]] = {
 }
 """LoRA ranks that no world size divides, some targets only, scales by every rule."""
 
+TOKENS = [9, 100, 17, 64, 63, 127, 5]
+Q = ("q_proj",)
+END_KINDS: dict[str, dict[str, Any]] = {
+    "head": {"r": 3, "targets": (*Q, "lm_head")},
+    "embedding": {"r": 7, "targets": (*Q, "embed_tokens")},
+    "tie": {"r": 5, "targets": (*Q, "embed_tokens"), "ensure_weight_tying": True},
+    "saved": {"targets": Q, "modules_to_save": ["embed_tokens", "lm_head"]},
+    "saved_head": {"targets": Q, "modules_to_save": ["lm_head"]},
+    "rows": {"targets": Q, "trainable_token_indices": TOKENS},
+    "rows_of_head": {"targets": Q, "trainable_token_indices": {"lm_head": TOKENS}},
+    "rows_under_head": {"targets": (*Q, "lm_head"), "trainable_token_indices": TOKENS},
+    "plain": {"r": 6, "alpha": 12.0},
+}
+"""Every way of changing the embedding and the LM head, and one that leaves them alone."""
+ENDS = [f"ends-{tied}-{weights}" for tied in ("apart", "tied") for weights in ("plain", "nf4")]
+
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 ORIGINAL = {"original_max_position_embeddings": 32, "rope_theta": 100.0}
 LONG: dict[str, tuple[Kind, dict[str, Any], int]] = {
@@ -134,6 +150,7 @@ class Material:
             *self._quantising(),
             *self._alone_and_together(),
             *self._small_rooms(),
+            *self._ends(),
             *overlapping(self._aborts()),
             *overlapping(self._sampling()),
             *self._load_tiny(),
@@ -283,6 +300,35 @@ class Material:
                 **shared,
             ),
         ]
+
+    def _ends(self) -> list[Case]:
+        """All at once; then one after the other where only few fit."""
+        cases = []
+        for name in ENDS:
+            _, tied, weights = name.split("-")
+            options: dict[str, Any] = {"tie_word_embeddings": tied == "tied"}
+            plain = self.checkpoint(f"ends-{tied}", "llama", seed=9, **options)
+            model = plain
+            if weights == "nf4":
+                model = self.checkpoint(name, "llama", seed=9, nf4=True, **options)
+            adapters = {
+                kind: self.adapter(f"end-{kind}", plain, seed=seed, **fields)
+                for seed, (kind, fields) in enumerate(END_KINDS.items())
+            }
+            asks = mixed_batch(adapters, tokens=20, logprobs=2)
+            shared = {"model": model, "worlds": (1, 2, 3), "adapters": adapters}
+            cases.append(Case(name=name, options=SMALL, rounds=[asks], **shared))
+            if weights == "plain":
+                cases.append(
+                    Case(
+                        name=f"{name}-rotation",
+                        room=Room(adapters=2, sequences=2),
+                        options={"max_num_seqs": 4},
+                        rounds=[asks, asks[::-1]],
+                        **shared,
+                    )
+                )
+        return cases
 
     def _aborts(self) -> Case:
         model = self.checkpoint("qwen2-plain", "qwen2")

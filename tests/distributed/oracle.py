@@ -23,15 +23,23 @@ Key = tuple[str | None, tuple[int, ...], tuple[int, ...]]
 class Oracle:
     """One base and its adapters, unmerged. Remembers what it has compared."""
 
-    def __init__(self, model: str, adapters: Mapping[str, str], dtype: torch.dtype) -> None:
+    def __init__(
+        self, model: str, adapters: Mapping[str, str], dtype: torch.dtype, *, apart: bool = False
+    ) -> None:
+        """``apart``: a model an adapter, for those that PEFT cannot hold beside each other."""
         base = copy.deepcopy(load_oracle(Path(model)))
         self._model: Any = base
+        self._apart: dict[str, Any] = {}
         for name, path in adapters.items():
+            if apart:
+                own = peft.PeftModel.from_pretrained(copy.deepcopy(base), path)
+                self._apart[name] = own.to(dtype).eval()
+                continue
             if self._model is base:
                 self._model = peft.PeftModel.from_pretrained(base, path, adapter_name=name)
             else:
                 self._model.load_adapter(path, adapter_name=name)
-        self._adapted = bool(adapters)
+        self._adapted = self._model is not base
         self._model.to(dtype).eval()
         self._known: dict[Key, Agreement] = {}
 
@@ -54,10 +62,11 @@ class Oracle:
     def _logits(self, batch: Sequence[Key]) -> Tensor:
         """Logits [B, T, V] of outputs of T tokens: row t follows the prompt and ``output[:t]``."""
         model, _, output = batch[0]
-        if model is not None:
-            self._model.set_adapter(model)
+        oracle = self._apart.get(model or "", self._model)
+        if model is not None and oracle is self._model:
+            oracle.set_adapter(model)
         plain = model is None and self._adapted
         with self._model.disable_adapter() if plain else nullcontext():
             tokens = torch.tensor([[*prompt, *tokens[:-1]] for _, prompt, tokens in batch])
-            logits: Tensor = self._model(tokens, use_cache=False, logits_to_keep=len(output)).logits
+            logits: Tensor = oracle(tokens, use_cache=False, logits_to_keep=len(output)).logits
         return logits.double()

@@ -124,13 +124,14 @@ def make_peft_adapter(
 ) -> Path:
     """Write a random PEFT LoRA adapter with a non-zero B for the model in `model_dir`.
 
-    Its delta is of the size of the base weights. `layers` is `layers_to_transform`;
-    `lora_overrides` are further fields of `peft.LoraConfig`.
+    Its delta is of the size of the base weights, and what replaces rows or whole modules is of
+    theirs. `layers` is `layers_to_transform`; `lora_overrides` are further fields of
+    `peft.LoraConfig`.
     """
     config = peft.LoraConfig(
         r=r,
         lora_alpha=alpha,
-        target_modules=list(targets),
+        target_modules=targets if isinstance(targets, str) else list(targets),
         use_rslora=rslora,
         rank_pattern=rank_pattern or {},
         alpha_pattern=alpha_pattern or {},
@@ -147,10 +148,12 @@ def make_peft_adapter(
         model = transformers.AutoModelForCausalLM.from_config(base_config, dtype=torch.float32)
         adapted = peft.get_peft_model(model, config)
         for name, weight in sorted(adapted.named_parameters()):
-            if ".lora_A." in name:
+            if ".lora_A." in name or ".lora_embedding_B." in name:
                 weight.data.normal_(std=weight.shape[-1] ** -0.5, generator=generator)
-            elif ".lora_B." in name:
+            elif ".lora_B." in name or ".lora_embedding_A." in name:
                 weight.data.normal_(std=0.1, generator=generator)
+            elif ".modules_to_save." in name or "trainable_tokens_delta" in name:
+                weight.data.normal_(std=0.5, generator=generator)
         for weight in adapted.parameters():
             weight.data = weight.data.to(dtype)
         adapted.save_pretrained(str(path), save_embedding_layers=False)

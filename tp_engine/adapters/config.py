@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sharding import SITES
+from tp_engine.adapters.ends.settings import EndSettings, parse_ends
 from tp_engine.adapters.errors import AdapterError, shown
 from tp_engine.adapters.fields import (
     alpha_of,
@@ -51,25 +52,26 @@ HARMLESS: Final = frozenset(
         "lora_ga_config",
         "megatron_core",
         "qalora_group_size",
-        # ties adapters of the embedding and the head, whose tensors are refused
-        "ensure_weight_tying",
     }
 )
-"""Fields that do not change what a LoRA on linear layers computes."""
+"""Fields that do not change what a LoRA computes."""
 
 APPLIED: Final = frozenset(
     {
         "alpha_pattern",
         "bias",
+        "ensure_weight_tying",
         "exclude_modules",
         "init_lora_weights",
         "layers_pattern",
         "layers_to_transform",
         "lora_alpha",
+        "modules_to_save",
         "peft_type",
         "r",
         "rank_pattern",
         "target_modules",
+        "trainable_token_indices",
         "use_rslora",
     }
 )
@@ -83,10 +85,8 @@ REFUSED: Final = {
     "layer_replication": "replicated layers are not supported; null is allowed",
     "lora_bias": "biases of lora_B are not supported; false is allowed",
     "megatron_config": "Megatron layers are not supported; null is allowed",
-    "modules_to_save": "whole replaced modules are not supported; null is allowed",
     "monteclora_config": "MonteCLoRA is not supported; null is allowed",
     "target_parameters": "LoRA on parameters (experts) is not supported; null is allowed",
-    "trainable_token_indices": "replaced token rows are not supported; null is allowed",
     "use_bdlora": "block-diagonal LoRA is not supported; null is allowed",
     "use_dora": "DoRA is not supported; false is allowed",
     "use_qalora": "QALoRA is not supported; false is allowed",
@@ -109,6 +109,8 @@ class LoraSettings:
     """Regular expression -> rank; the first that matches wins."""
     alpha_pattern: Mapping[str, float]
     targets: TargetRule
+    ends: EndSettings
+    """Beside ``targets``, what is said of the embedding and the LM head."""
     base_name: str | None
     """The base it was trained on, by the config's word."""
 
@@ -157,6 +159,7 @@ def parse_config(fields: Mapping[str, Any]) -> LoraSettings:
         rank_pattern=pattern_of(on, "rank_pattern", rank_of),
         alpha_pattern=pattern_of(on, "alpha_pattern", alpha_of),
         targets=rule,
+        ends=parse_ends(on),
         base_name=base,
     )
 

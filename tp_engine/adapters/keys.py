@@ -68,9 +68,14 @@ def pair_tensors(
     return dict(sorted(pairs.items()))
 
 
+def plain_name(name: str) -> str:
+    """A tensor's name without what torch.compile puts in."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
 def _parse(name: str, modules: Mapping[str, tuple[int, int]]) -> tuple[str, Side]:
     """Module and side of a tensor."""
-    plain = ".".join(part for part in name.split(".") if part != "_orig_mod")
+    plain = plain_name(name)
     match = _PAIR.fullmatch(plain.removeprefix(PREFIX))
     if match and plain.startswith(PREFIX) and match["module"] in modules:
         return match["module"], "A" if match["side"] == "A" else "B"

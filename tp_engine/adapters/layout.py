@@ -17,7 +17,7 @@ from typing import Final, Literal
 
 import torch
 
-from sharding import SITES, ModelDims, RankCut, is_row_parallel, module_slice
+from sharding import SITES, ModelDims, RankCut, is_row_parallel, weight_slice
 from tp_engine.adapters.targets import Place, module_name
 
 ROW_ALIGNMENT: Final = 128
@@ -29,7 +29,9 @@ ROW_DTYPE: Final = torch.float32
 """Of gains and biases, whatever the activations' dtype."""
 
 Side = Literal["A", "B", "bias", "gain"]
-GroupKey = tuple[int, int, Side]
+EndRole = Literal["tokens", "hidden", "whole", "rows", "ids"]
+"""A matrix of one of the model's two ends, see `tp_engine.adapters.ends.layout`."""
+GroupKey = tuple[int, int, Side | EndRole]
 """(layer, site, side)."""
 
 
@@ -44,9 +46,9 @@ class ModuleRows:
     bias: bool = False
     """Whether there is a bias row: likewise."""
 
-    def on_rank(self, layer: int, site: int, rank: int) -> ModuleRows:
+    def on_rank(self, site: int, rank: int) -> ModuleRows:
         """Those that a rank has: outputs that ranks sum take the bias from the first alone."""
-        return replace(self, bias=self.bias and (rank == 0 or not is_row_parallel(layer, site)))
+        return replace(self, bias=self.bias and (rank == 0 or not is_row_parallel(site)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +88,15 @@ def align_row(nbytes: int) -> int:
 def groups_of(
     modules: Mapping[Place, ModuleRows], cut: RankCut, dims: ModelDims, dtype: torch.dtype
 ) -> Iterator[Group]:
-    """Groups of an adapter on one rank, by (layer, site), A before B before the others.
+    """Groups of an adapter's layers on one rank, by (layer, site), A before B before the others.
 
     Args:
-        modules: what each module has, whole.
+        modules: what each module has, whole; of `sharding.TOP` none.
         dtype: of A and B.
     """
     for (layer, site), module in modules.items():
-        part = module_slice(dims, cut, layer, site)
-        held = module.on_rank(layer, site, cut.rank)
+        part = weight_slice(dims, cut.layers[layer], site)
+        held = module.on_rank(site, cut.rank)
         yield Group((layer, site, "A"), held.rank, part.cols.size * dtype.itemsize)
         yield Group((layer, site, "B"), held.rank, part.rows.size * dtype.itemsize)
         if held.gain:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from tp_engine.adapters.ends.reader import BaseEnds
 from tp_engine.adapters.errors import AdapterError, shown
 from tp_engine.adapters.names import check_name
 from tp_engine.adapters.paths import resolve_adapter_path
@@ -61,6 +62,7 @@ def load_adapters(
     *,
     base_names: Collection[str],
     base_sources: Collection[str] = (),
+    base: BaseEnds | None = None,
 ) -> tuple[AdapterRegistry, tuple[LoadReport, ...]]:
     """Read, check and register adapters; a bad one never keeps a good one out.
 
@@ -72,6 +74,7 @@ def load_adapters(
         on_error: ``fail`` looks at all adapters, then raises if any is refused.
         base_names: served names of the base.
         base_sources: what else the base is known as (see `read_adapter`).
+        base: see `read_adapter`.
 
     Raises:
         AdapterLoadError: with ``fail``, with every refused adapter and its reason.
@@ -80,7 +83,7 @@ def load_adapters(
     registry = AdapterRegistry(base_names)
     known = (*base_names, *base_sources)
     reports = [
-        _load(registry, name, path, root, spec, known)
+        _load(registry, name, path, root, spec, known, base)
         for name, path, root in _wanted(specs, lora_dir)
     ]
     refused = [report for report in reports if report.error is not None]
@@ -113,12 +116,13 @@ def _load(
     root: Path | None,
     spec: ModelSpec,
     known: Collection[str],
+    base: BaseEnds | None,
 ) -> LoadReport:
     start = time.perf_counter()
     source = path if root is None else str(root / path)
     try:
         check_name(name, registry.base_names)
-        revision = read_adapter(path, spec, base_names=known, root=root)
+        revision = read_adapter(path, spec, base_names=known, base=base, root=root)
         name = registry.register(name, revision)
     except AdapterError as error:
         seconds = time.perf_counter() - start

@@ -10,12 +10,15 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from sharding import ModelDims, RankCut, WeightSlice, cut_lora, module_slice
-from tp_engine.adapters.errors import AdapterError
+from sharding import TOP, ModelDims, RankCut, WeightSlice, cut_lora, weight_slice
+from tp_engine.adapters.ends.layout import end_groups, end_matrices
+from tp_engine.adapters.ends.packing import cast_replaced, fill_ends
 from tp_engine.adapters.layout import ROW_DTYPE, GroupKey, Run, Side, groups_of, place_rows
 from tp_engine.adapters.record import NO_ROW, SiteRows, build_record
 from tp_engine.adapters.revision import AdapterRevision, LoraModule
+from tp_engine.adapters.rows import cast_finite, copy_rows
 from tp_engine.adapters.targets import Place, module_name
 
 
@@ -66,10 +69,17 @@ def pack_adapter(
     placed = [_place(revision, cut, dims, dtype, page_bytes) for cut in cuts]
     count = max(pages for _, pages in placed)
     modules = {place: _cast(place, module, dtype) for place, module in revision.modules.items()}
-    return [
-        _fill(modules, cut, dims, runs, torch.zeros(count, page_bytes, dtype=torch.uint8))
-        for cut, (runs, _) in zip(cuts, placed, strict=True)
-    ]
+    replaced = cast_replaced(revision.replaced, dtype)
+    images = []
+    for cut, (runs, _) in zip(cuts, placed, strict=True):
+        pages = torch.zeros(count, page_bytes, dtype=torch.uint8)
+        by_key: dict[GroupKey, list[Run]] = {}
+        for run in runs:
+            by_key.setdefault(run.group.key, []).append(run)
+        record = _fill(modules, cut, dims, by_key, pages)
+        record = fill_ends(record, modules, replaced, cut.vocab, dims.layers, by_key, pages)
+        images.append(AdapterImage(pages=pages, record=record))
+    return _equal_words(images)
 
 
 def _place(
@@ -79,48 +89,42 @@ def _place(
     dtype: torch.dtype,
     page_bytes: int,
 ) -> tuple[list[Run], int]:
-    modules = {place: module.rows for place, module in revision.modules.items()}
-    return place_rows(groups_of(modules, cut, dims, dtype), page_bytes)
+    modules = {p: module.rows for p, module in revision.modules.items() if p[0] != TOP}
+    ends = end_matrices(revision.modules, revision.replaced, cut.vocab)
+    of_layers = groups_of(modules, cut, dims, dtype)
+    return place_rows([*of_layers, *end_groups(ends, dtype, page_bytes)], page_bytes)
 
 
 def _cast(place: Place, module: LoraModule, dtype: torch.dtype) -> LoraModule:
     """The module in the dtypes of its rows; rounding is expected, overflow is not."""
     bias = None if module.bias is None else module.bias.double() * module.scale
+    name = module_name(*place)
+    bias_name = f"the bias of lora_B of {name}"
     return LoraModule(
-        a=_cast_finite(place, "A", module.a, dtype),
-        b=_cast_finite(place, "B", module.b, dtype),
+        a=cast_finite(f"lora_A of {name}", module.a, dtype),
+        b=cast_finite(f"lora_B of {name}", module.b, dtype),
         scale=module.scale,
         magnitude=None if module.magnitude is None else module.magnitude.to(ROW_DTYPE),
-        bias=None if bias is None else _cast_finite(place, "B bias", bias, ROW_DTYPE),
+        bias=None if bias is None else cast_finite(bias_name, bias, ROW_DTYPE),
     )
-
-
-def _cast_finite(place: Place, side: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    cast = tensor.to(dtype)
-    if tensor.dtype != dtype and not bool(torch.isfinite(cast).all()):
-        largest = float(tensor.abs().max())
-        reason = f"lora_{side} of {module_name(*place)} has a value of magnitude {largest:g}"
-        raise AdapterError("not_finite", f"{reason}, too large for {dtype}")
-    return cast
 
 
 def _fill(
     modules: Mapping[Place, LoraModule],
     cut: RankCut,
     dims: ModelDims,
-    runs: Sequence[Run],
+    runs: Mapping[GroupKey, Sequence[Run]],
     pages: Tensor,
-) -> AdapterImage:
-    """Copy one rank's rows into its zeroed pages [n, page_bytes]."""
-    by_key: dict[GroupKey, list[Run]] = {}
-    for run in runs:
-        by_key.setdefault(run.group.key, []).append(run)
+) -> Tensor:
+    """Copy one rank's rows of the layers into its zeroed pages [n, page_bytes]; the record."""
     sites = {}
     for place, module in modules.items():
+        if place[0] == TOP:
+            continue
         offsets = {
-            side: _copy_rows(rows, by_key.get((*place, side), []), pages)
+            side: copy_rows(rows, runs.get((*place, side), []), pages)
             for side, rows in _rows(
-                place, module, cut.rank, module_slice(dims, cut, *place)
+                place, module, cut.rank, weight_slice(dims, cut.layers[place[0]], place[1])
             ).items()
         }
         sites[place] = SiteRows(
@@ -130,7 +134,7 @@ def _fill(
             gain_offset=int(offsets["gain"]) if "gain" in offsets else NO_ROW,
             bias_offset=int(offsets["bias"]) if "bias" in offsets else NO_ROW,
         )
-    return AdapterImage(pages=pages, record=build_record(dims.layers, sites))
+    return build_record(dims.layers, sites)
 
 
 def _rows(place: Place, module: LoraModule, rank: int, part: WeightSlice) -> dict[Side, Tensor]:
@@ -139,22 +143,18 @@ def _rows(place: Place, module: LoraModule, rank: int, part: WeightSlice) -> dic
     rows: dict[Side, Tensor] = {"A": a, "B": b.T}
     if module.magnitude is not None:
         rows["gain"] = module.magnitude[None, part.rows.slice]
-    if module.bias is not None and module.rows.on_rank(*place, rank).bias:
+    if module.bias is not None and module.rows.on_rank(place[1], rank).bias:
         rows["bias"] = module.bias[None, part.rows.slice]
     return rows
 
 
-def _copy_rows(rows: Tensor, runs: Sequence[Run], pages: Tensor) -> Tensor:
-    """Copy [r, width] to its places, one copy a run; the byte offsets int64 [r] of the rows.
-
-    Rows without width have no run, and offset 0.
-    """
-    offsets = torch.zeros(rows.shape[0], dtype=torch.int64)
-    for run in runs:
-        start, stop = run.first, run.first + run.count
-        row_bytes, stride = run.group.row_bytes, run.group.stride
-        at = run.page * pages.shape[1] + run.offset
-        target = pages.view(-1).as_strided((run.count, row_bytes), (stride, 1), at)
-        target.copy_(rows[start:stop].contiguous().view(torch.uint8))
-        offsets[start:stop] = at + stride * torch.arange(run.count)
-    return offsets
+def _equal_words(images: Sequence[AdapterImage]) -> list[AdapterImage]:
+    """The images with records of one length: ranks hold different numbers of vocabulary rows."""
+    words = max(image.record.numel() for image in images)
+    return [
+        AdapterImage(
+            pages=image.pages,
+            record=pad(image.record, (0, words - image.record.numel()), value=NO_ROW),
+        )
+        for image in images
+    ]

@@ -11,28 +11,30 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import torch
-
 from sharding import SITES, CheckpointError, ModelDims, StoredTensor, cut_model, weight_slice
 from sharding.stored import MappedFile
 from tp_engine.adapters.config import CONFIG_NAME, LoraSettings, read_config
+from tp_engine.adapters.ends.keys import end_tensors
+from tp_engine.adapters.ends.reader import BaseEnds, EndReader
+from tp_engine.adapters.ends.replaced import Replaced
+from tp_engine.adapters.ends.rule import end_rules
 from tp_engine.adapters.errors import AdapterError, shown
 from tp_engine.adapters.keys import Side, pair_tensors
 from tp_engine.adapters.paths import file_inside, first_present, resolve_adapter_path
 from tp_engine.adapters.revision import AdapterRevision, LoraModule, digest_of
 from tp_engine.adapters.targets import (
     VOCAB_MODULES,
+    Place,
     first_match,
     module_name,
     module_names,
 )
+from tp_engine.adapters.tensors import check_tensor, read_finite
 
 if TYPE_CHECKING:
     from tp_engine.models.spec import ModelSpec
 
 WEIGHTS_NAME: Final = "adapter_model.safetensors"
-DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
-"""Element types accepted."""
 _PICKLED: Final = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
 
 Site = tuple[int, int]
@@ -43,6 +45,7 @@ def read_adapter(
     spec: ModelSpec,
     *,
     base_names: Collection[str] = (),
+    base: BaseEnds | None = None,
     root: Path | None = None,
 ) -> AdapterRevision:
     """Read and check an adapter against the base.
@@ -51,6 +54,7 @@ def read_adapter(
         directory: with ``adapter_config.json`` and ``adapter_model.safetensors``.
         spec: the base.
         base_names: what the base is known as; a config that names another one earns a warning.
+        base: its embedding and LM head, copies of which that a file may hold need no memory.
         root: see `tp_engine.adapters.paths.resolve_adapter_path`.
 
     Raises:
@@ -62,18 +66,18 @@ def read_adapter(
         if config is None:
             raise AdapterError("config_missing", f"{real}: no {CONFIG_NAME}")
         settings = read_config(config)
-        dims = spec.dims()
-        modules = _read_modules(_weights_file(real), settings, dims)
+        modules, replaced = _read_changes(_weights_file(real), settings, spec, base)
     except CheckpointError as error:
         raise AdapterError("weights_corrupt", str(error)) from None
     except OSError as error:
         raise AdapterError("unreadable", f"{os.fspath(directory)}: {error}") from None
     return AdapterRevision(
-        digest=digest_of(modules),
+        digest=digest_of(modules, replaced),
         source=str(real),
         modules=modules,
-        expected=len(modules),
-        warnings=tuple(_warnings(settings, modules, dims.layers, base_names)),
+        expected=len(modules) + len(replaced),
+        replaced=replaced,
+        warnings=tuple(_warnings(settings, modules, spec.num_layers, base_names)),
     )
 
 
@@ -88,27 +92,49 @@ def _weights_file(directory: Path) -> Path:
     raise AdapterError("weights_missing", reason)
 
 
-def _read_modules(path: Path, settings: LoraSettings, dims: ModelDims) -> dict[Site, LoraModule]:
+def _read_changes(
+    path: Path, settings: LoraSettings, spec: ModelSpec, base: BaseEnds | None
+) -> tuple[dict[Place, LoraModule], dict[int, Replaced]]:
+    """The LoRA modules, and what is replaced at the two ends."""
+    dims, tied = spec.dims(), spec.tie_word_embeddings
     file = MappedFile(path)
     try:
-        pairs = _checked_pairs(file, settings, dims)
-        return {
+        if not file.infos:
+            raise _nothing("has no tensor")
+        of_ends = end_tensors(file)
+        reader = EndReader(
+            {key: StoredTensor(name, file.infos[name], file) for key, name in of_ends.items()},
+            end_rules(settings.ends, settings.targets, tied=tied),
+            settings,
+            dims,
+            tied=tied,
+        )
+        pairs = _checked_pairs(file, set(file) - set(of_ends.values()), settings, dims)
+        ends = reader.read(base)
+        if not pairs and not ends.pairs and not ends.replaced:
+            raise _nothing("has nothing but the base's own numbers")
+        modules = {
             place: LoraModule(
-                a=_read_finite(pair["A"]),
-                b=_read_finite(pair["B"]),
+                a=read_finite(pair["A"]),
+                b=read_finite(pair["B"]),
                 scale=settings.scale_of(module_name(*place)),
             )
             for place, pair in pairs.items()
         }
+        return ends.pairs | modules, ends.replaced
     finally:
         file.close()
 
 
+def _nothing(reason: str) -> AdapterError:
+    return AdapterError("nothing_applied", f"{WEIGHTS_NAME} {reason}: 0 modules to apply")
+
+
 def _checked_pairs(
-    file: MappedFile, settings: LoraSettings, dims: ModelDims
+    file: MappedFile, tensors: Collection[str], settings: LoraSettings, dims: ModelDims
 ) -> dict[Site, dict[Side, StoredTensor]]:
     """Handles of all tensors, after every check that needs no content."""
-    names = pair_tensors(file, module_names(dims.layers))
+    names = pair_tensors(tensors, module_names(dims.layers))
     _check_targets(names, settings, dims.layers)
     shapes = _base_shapes(dims)
     pairs: dict[Site, dict[Side, StoredTensor]] = {}
@@ -120,8 +146,6 @@ def _checked_pairs(
 
 def _check_targets(pairs: Collection[Site], settings: LoraSettings, layers: int) -> None:
     """The tensors present must be those of the modules that the config targets."""
-    if not pairs:
-        raise AdapterError("nothing_applied", f"{WEIGHTS_NAME} has no tensor: 0 modules to apply")
     rule = settings.targets
     if rule.targets is None:
         return
@@ -132,10 +156,6 @@ def _check_targets(pairs: Collection[Site], settings: LoraSettings, layers: int)
         if place in pairs and not rule.covers(module):
             reason = f"tensors of {module} are not of a module that {CONFIG_NAME} targets"
             raise AdapterError("tensor_unknown", reason)
-    for module in VOCAB_MODULES:
-        if rule.covers(module):
-            reason = f"{CONFIG_NAME}: target_modules covers {module}, which is not supported"
-            raise AdapterError("config_unsupported", reason)
 
 
 def _base_shapes(dims: ModelDims) -> dict[Site, tuple[int, int]]:
@@ -153,27 +173,9 @@ def _check_pair(pair: Mapping[Side, StoredTensor], rank: int, base: tuple[int, i
     """Shapes against the config and the base, and dtypes."""
     rows, cols = base
     wanted: dict[Side, tuple[int, int]] = {"A": (rank, cols), "B": (rows, rank)}
+    need = f"rank {rank} in {CONFIG_NAME} and a base of [{rows}, {cols}] (out, in) need"
     for side, tensor in pair.items():
-        label = f"tensor {shown(tensor.name)} has shape {list(tensor.shape)}"
-        if 0 in tensor.shape:
-            reason = "it was saved without its content (as DeepSpeed ZeRO-3 does with its shards)"
-            raise AdapterError("shape_mismatch", f"{label}: {reason}")
-        if tensor.shape != wanted[side]:
-            reason = f"rank {rank} in {CONFIG_NAME} and a base of [{rows}, {cols}] (out, in) need "
-            raise AdapterError("shape_mismatch", f"{label}; {reason}{list(wanted[side])}")
-        if tensor.dtype not in DTYPES:
-            allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
-            reason = f"tensor {shown(tensor.name)} is {tensor.dtype}; allowed are {allowed}"
-            raise AdapterError("dtype_unsupported", reason)
-
-
-def _read_finite(stored: StoredTensor) -> torch.Tensor:
-    tensor = stored.read()
-    bad = tensor.numel() - int(torch.isfinite(tensor).sum())
-    if bad:
-        reason = f"tensor {shown(stored.name)} has {bad} values that are NaN or infinite"
-        raise AdapterError("not_finite", reason)
-    return tensor
+        check_tensor(tensor, wanted[side], need)
 
 
 def _warnings(
@@ -185,8 +187,11 @@ def _warnings(
     if base and base_names and base.rstrip("/") not in {name.rstrip("/") for name in base_names}:
         known = ", ".join(map(shown, base_names))
         found.append(f"trained on base {shown(base)}; the served base is known as {known}")
-    for target in rule.idle_targets(module_names(layers)):
+    every = (*module_names(layers), *VOCAB_MODULES)
+    for target in rule.idle_targets(every):
         found.append(f"target_modules has {shown(target)}, which no module of the base matches")
+    for name in (each for each in settings.ends.saved if not any(m.endswith(each) for m in every)):
+        found.append(f"modules_to_save has {shown(name)}, which no module of the base matches")
     for layer in (layer for layer in rule.layers if layer >= layers):
         found.append(f"layers_to_transform has {layer}; the base has {layers} layers")
     names = [module_name(layer, site) for layer, site in modules]

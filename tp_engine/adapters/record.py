@@ -4,8 +4,8 @@ Legend: L layers, S sites, r LoRA rank of a module, K and N local in- and out-fe
 
 A record is int64 [2 * (L + 1) * S + sum of (2 * r + 2)]: a head of two words a (layer, site), then
 for each module the offsets of its r rows of A, of its r columns of B, of its gain row and of its
-bias row, `NO_ROW` for one that it does not have. The modules of `sharding.TOP` stand in the head
-behind the last layer, as if they were sites of one more.
+bias row, `NO_ROW` for one that it does not have. The head has room for one layer more, whose words
+are those of the two ends (see `tp_engine.adapters.ends.record`); what they lead to comes last.
 
 In an adapter's page image an offset is page index * page bytes + offset in the page; `relocate`
 makes it one in the arena. Every word behind the head is an offset or `NO_ROW`.
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sharding import SITES, TOP
+from sharding import SITES
 from tp_engine.adapters.targets import Place
 
 NO_ROW = -1
@@ -53,11 +53,6 @@ def head_words(layers: int) -> int:
     return 2 * (layers + 1) * len(SITES)
 
 
-def record_layer(layer: int, layers: int) -> int:
-    """The layer by which a record, and with it a kernel, knows a module's layer."""
-    return layers if layer == TOP else layer
-
-
 def build_record(layers: int, sites: Mapping[Place, SiteRows]) -> Tensor:
     """The record of an adapter: int64 [W].
 
@@ -70,7 +65,7 @@ def build_record(layers: int, sites: Mapping[Place, SiteRows]) -> Tensor:
     for (layer, site), rows in sites.items():
         rank = rows.a_offsets.numel()
         assert 0 < rank < 1 << _RANK_BITS and rows.b_offsets.numel() == rank
-        at = 2 * (record_layer(layer, layers) * len(SITES) + site)
+        at = 2 * (layer * len(SITES) + site)
         head[at] = (first << _RANK_BITS) | rank
         head[at + 1] = torch.tensor(rows.scale, dtype=torch.float64).view(torch.int64)
         parts.append(rows.offsets)
@@ -94,11 +89,7 @@ def relocate(record: Tensor, page_ids: Sequence[int], layers: int, page_bytes: i
 
 
 def site_rows(record: Tensor, layer: int, site: int) -> SiteRows | None:
-    """Offsets and scale of one module, None if it is not targeted.
-
-    Args:
-        layer: as `record_layer` gives it.
-    """
+    """Offsets and scale of one module, None if it is not targeted."""
     at = 2 * (layer * len(SITES) + site)
     head = int(record[at])
     first, rank = head >> _RANK_BITS, head & ((1 << _RANK_BITS) - 1)

@@ -8,17 +8,20 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import torch
 from torch import Tensor
 
+from sharding import VOCAB_SITES
+from tp_engine.adapters.ends.replaced import Replaced
 from tp_engine.adapters.layout import ModuleRows
 from tp_engine.adapters.targets import Place, module_name
 from tp_engine.adapters.traits import AdapterTraits
 
 _FORMAT: Final = b"tp-engine adapter revision 1\n"
+_NONE: Final[Mapping[int, Replaced]] = {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -75,18 +78,20 @@ class AdapterRevision:
     """By (layer, site), in ascending order."""
     expected: int
     """Modules that the config targets; equal to `applied`, or the adapter would be refused."""
+    replaced: Mapping[int, Replaced] = field(default_factory=dict)
+    """By end, in ascending order: what takes the place of the base's own numbers."""
     warnings: tuple[str, ...] = ()
     """What the operator should know although the adapter is valid."""
 
     @property
     def applied(self) -> int:
-        """Modules that are applied."""
-        return len(self.modules)
+        """LoRA modules, and ends with replaced numbers, that are applied."""
+        return len(self.modules) + len(self.replaced)
 
     @property
     def max_rank(self) -> int:
         """The largest LoRA rank of any module."""
-        return max(module.rank for module in self.modules.values())
+        return max((module.rank for module in self.modules.values()), default=0)
 
     @property
     def traits(self) -> AdapterTraits:
@@ -97,16 +102,18 @@ class AdapterRevision:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors, in the dtype of the file."""
-        return sum(module.nbytes for module in self.modules.values())
+        modules = sum(module.nbytes for module in self.modules.values())
+        return modules + sum(change.nbytes for change in self.replaced.values())
 
 
-def digest_of(modules: Mapping[Place, LoraModule]) -> str:
-    """SHA-256 in hex of what the modules compute.
+def digest_of(modules: Mapping[Place, LoraModule], replaced: Mapping[int, Replaced] = _NONE) -> str:
+    """SHA-256 in hex of what an adapter computes.
 
     Semantics: a header, then by ascending (layer, site) the module's name, the bits of its scale,
     and for A and B dtype, shape and bytes (little-endian, row-major), then likewise for magnitude
-    and bias, after a line with that word, if there are such. So it does not depend on how files
-    are laid out or keys are ordered, nor on config fields that change nothing.
+    and bias, after a line with that word, if there are such; then by ascending end its name and
+    likewise what is replaced. So it does not depend on how files are laid out or keys are ordered,
+    nor on config fields that change nothing.
     """
     sha = hashlib.sha256(_FORMAT)
     for (layer, site), module in sorted(modules.items()):
@@ -115,10 +122,14 @@ def digest_of(modules: Mapping[Place, LoraModule]) -> str:
         for role, tensor in module.tensors.items():
             if role not in ("A", "B"):
                 sha.update(f"{role}\n".encode())
-            sha.update(f"{tensor.dtype} {list(tensor.shape)}\n".encode())
-            sha.update(_bytes_of(tensor).numpy().data)
+            _add(sha, tensor)
+    for end, change in sorted(replaced.items()):
+        for role, tensor in change.tensors.items():
+            sha.update(f"{VOCAB_SITES[end]} {role}\n".encode())
+            _add(sha, tensor)
     return sha.hexdigest()
 
 
-def _bytes_of(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().view(-1).view(torch.uint8)
+def _add(sha: hashlib._Hash, tensor: Tensor) -> None:
+    sha.update(f"{tensor.dtype} {list(tensor.shape)}\n".encode())
+    sha.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)

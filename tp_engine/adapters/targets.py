@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from sharding import SITES, TOP, VOCAB_SITES
 
 Place = tuple[int, int]
-"""(layer, site) of a module, as `sharding.module_slice` takes them."""
+"""(layer, site) of a module; at the two ends (`sharding.TOP`, position in `VOCAB_SITES`)."""
 VOCAB_MODULES = ("model.embed_tokens", "lm_head")
 """Names of `sharding.VOCAB_SITES` in the base model."""
 assert [name.split(".")[-1] for name in VOCAB_MODULES] == list(VOCAB_SITES)

@@ -22,7 +22,7 @@ from tp_engine.adapters.store import AdapterStore, Alias, StoreError
 from tp_engine.fleet.errands import LeftOut, Loaded
 from tp_engine.fleet.keeper import Keeper
 from tp_engine.fleet.pushed import PUSHED
-from tp_engine.rank import Rank
+from tp_engine.rank import Rank, base_files
 
 log = logging.getLogger(__name__)
 
@@ -126,6 +126,7 @@ class AdapterLoader(Keeper):
             directory,
             self._rank.joined.spec,
             base_names=(*config.base_names, config.model),
+            base=base_files(self._rank.joined),
         )
 
     def _read_kept(self, store: AdapterStore, digest: str) -> AdapterRevision:

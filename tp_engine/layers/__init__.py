@@ -5,18 +5,22 @@ from tp_engine.layers.linear import ColumnParallel, RowParallel
 from tp_engine.layers.lora import LoraSites, has_deltas
 from tp_engine.layers.mlp import MLP
 from tp_engine.layers.norm import sum_add_norm
-from tp_engine.layers.step import LoraBatch, StepInput
+from tp_engine.layers.step import EndRows, LoraBatch, StepInput
+from tp_engine.layers.token_rows import ArenaMatrix, TokenRows
 from tp_engine.layers.vocab import LMHead, VocabEmbedding
 
 __all__ = [
     "MLP",
+    "ArenaMatrix",
     "Attention",
     "ColumnParallel",
+    "EndRows",
     "LMHead",
     "LoraBatch",
     "LoraSites",
     "RowParallel",
     "StepInput",
+    "TokenRows",
     "VocabEmbedding",
     "has_deltas",
     "sum_add_norm",

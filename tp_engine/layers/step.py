@@ -11,8 +11,9 @@ from torch import Tensor
 
 from kernels.attention import AttentionBatch
 from kernels.lora import LoraSegments
+from tp_engine.layers.token_rows import TokenRows
 
-__all__ = ["LoraBatch", "StepInput"]
+__all__ = ["EndRows", "LoraBatch", "StepInput"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -25,6 +26,16 @@ class LoraBatch:
     """int64 [W], flat: the records of all resident adapters."""
     segments: LoraSegments
     """Which rows belong to which adapter."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class EndRows:
+    """The adapters of a step that change the embedding or the LM head."""
+
+    embedding: tuple[tuple[slice, TokenRows], ...]
+    """Of the T rows some, and what becomes of their embeddings."""
+    head: tuple[tuple[slice, TokenRows], ...]
+    """Of the R rows some, and what becomes of their logits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -43,3 +54,5 @@ class StepInput:
     """Per layer the key and value cache [P, Hkv, block, D], as `kernels.attention` reads them."""
     lora: LoraBatch | None = None
     """None: no row has an adapter."""
+    ends: EndRows | None = None
+    """None: no row has an adapter that changes the embedding or the LM head."""

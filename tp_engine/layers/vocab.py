@@ -13,6 +13,7 @@ from torch import Tensor
 from kernels.dispatch import Ops
 from kernels.nf4 import Weight
 from sharding import Span
+from tp_engine.layers.step import EndRows
 
 if TYPE_CHECKING:
     from tp_engine.comm import Comm
@@ -31,9 +32,13 @@ class VocabEmbedding:
     ops: Ops
     comm: Comm
 
-    def __call__(self, tokens: Tensor) -> Tensor:
+    def __call__(self, tokens: Tensor, ends: EndRows | None = None) -> Tensor:
         """tokens int64 [T] -> [T, H], equal on all ranks."""
-        return self.comm.all_reduce(self.ops.embed(tokens, self.weight, self.span.start))
+        part = self.ops.embed(tokens, self.weight, self.span.start)
+        if ends is not None and self.span.size:
+            for rows, change in ends.embedding:
+                change.embed_(part[rows], tokens[rows] - self.span.start, self.span.size, self.ops)
+        return self.comm.all_reduce(part)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -44,6 +49,9 @@ class LMHead:
     """[V, H]."""
     ops: Ops
 
-    def __call__(self, hidden: Tensor) -> Tensor:
+    def __call__(self, hidden: Tensor, ends: EndRows | None = None) -> Tensor:
         """hidden [R, H] -> [R, V] of the same dtype."""
-        return self.ops.linear(hidden, self.weight)
+        logits = self.ops.linear(hidden, self.weight)
+        for rows, change in () if ends is None else ends.head:
+            change.project_(logits[rows], hidden[rows], self.ops)
+        return logits

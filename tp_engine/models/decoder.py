@@ -82,7 +82,7 @@ class Decoder:
             [R, V] of the model's dtype: logits of ``step.logit_rows`` for the rank's own vocabulary
             rows.
         """
-        residual = self._embedding(step.tokens)  # [T, H]
+        residual = self._embedding(step.tokens, step.ends)  # [T, H]
         delta: Tensor | None = None
         for layer, kv in zip(self._layers, step.kv, strict=True):
             column, norm = layer.attention.qkv, layer.input_norm
@@ -98,7 +98,7 @@ class Decoder:
         if (rows := step.logit_rows) is not None:
             delta, residual = None if delta is None else delta[rows], residual[rows]
         x, _ = self._add_norm(delta, residual, self._norm)
-        return self._head(x)
+        return self._head(x, step.ends)
 
     def _project(
         self,
