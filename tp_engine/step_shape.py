@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from kernels.lora.tiles import TILE_ROWS
 
-MIXED_ROWS = (64, 128, 192, 256, 384, 512, 768, 1024)
+MIXED_ROWS = (64, 128, 192, 256, 384, 512, 640, 768, 896, 1024)
 """Rows of steps with prompts. Beyond, the device takes longer than the host to launch them."""
 PROMPT_ROWS = 16
 """Mean rows of the prompts of a step, at least; more and shorter ones take a larger shape."""
