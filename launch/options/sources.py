@@ -17,7 +17,9 @@ from tp_engine.config import EngineConfig
 
 CONFIG_VARIABLE = PREFIX + "CONFIG"
 """Names the configuration file when ``--config`` does not."""
-OTHER_VARIABLES = frozenset({CONFIG_VARIABLE, PREFIX + "CACHE"})
+OTHER_VARIABLES = frozenset(
+    {CONFIG_VARIABLE, *(PREFIX + name for name in ("CACHE", "URL", "ADMIN_KEY"))}
+)
 """Variables with our prefix that are not options of the server."""
 
 _GROUPS = {EngineConfig: "engine", ServeConfig: "server"}

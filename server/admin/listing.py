@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from typing import Final, get_args
 
@@ -20,6 +21,8 @@ from tp_engine.messages import (
     ListAdapters,
 )
 
+FAILED_SECONDS: Final = 3600.0
+"""How long a name that was never served is listed because its load has failed."""
 _ARRIVING: Final = ("fetching", "verifying")
 
 
@@ -78,12 +81,18 @@ def _arriving(request: Request) -> dict[str, AdapterStatus]:
     return {
         name: _status(operation)
         for name, operation in latest.items()
-        if operation.state in OPEN_STATES or (operation.state == "failed" and name not in served)
+        if operation.state in OPEN_STATES or (_has_failed(operation) and name not in served)
     }
 
 
 def _served(request: Request) -> set[str]:
     return {card.name for card in services_of(request).client.require_serving().models}
+
+
+def _has_failed(operation: Operation) -> bool:
+    """Lately: what failed long ago is among the operations, if anybody wants to know."""
+    ended = operation.ended or 0.0
+    return operation.state == "failed" and time.time() - ended < FAILED_SECONDS
 
 
 def _status(operation: Operation) -> AdapterStatus:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from server import EngineClient, ServerConfig, create_app
-from server.admin import operations
+from server.admin import listing, operations
 from server.auth import ApiKeys
 from tests.server.conftest import in_process
 from tests.server.fake_engine import FakeEngine
@@ -365,7 +365,7 @@ async def test_only_operators_may_look_or_begin(api: httpx.AsyncClient) -> None:
 
 
 async def test_what_is_on_its_way_is_listed_beside_what_is_served(
-    api: httpx.AsyncClient, engine: FakeEngine, web: Web
+    api: httpx.AsyncClient, engine: FakeEngine, web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = [
         AdapterStatus(name="b", source="/srv/b"),
@@ -413,5 +413,7 @@ async def test_what_is_on_its_way_is_listed_beside_what_is_served(
     failed = (await api.get("/admin/adapters/bad")).json()
     assert (failed["reason"], failed["operation"]) == ("a NaN", bad["id"])
     assert (await api.get("/admin/adapters/nobody")).status_code == 404
+    monkeypatch.setattr(listing, "FAILED_SECONDS", 0.0)
+    assert (await api.get("/admin/adapters/bad")).status_code == 404
     assert (await api.get("/admin/adapters?state=odd")).json()["error"]["param"] == "state"
     web.gate.set()

@@ -1,0 +1,145 @@
+"""What can be asked for on the command line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launch.options.fields import PREFIX
+
+URL_VARIABLE = PREFIX + "URL"
+KEY_VARIABLE = PREFIX + "ADMIN_KEY"
+KEY_FILE_VARIABLE = PREFIX + "ADMIN_KEY_FILE"
+"""The server's own; its first key is taken."""
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+class UsageError(ValueError):
+    """Something on the command line or in the environment cannot be used."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """Which server, and with what right."""
+
+    url: str
+    key: str | None
+
+
+def settings_of(arguments: argparse.Namespace) -> Settings:
+    """The server and the key: from the flags, else from the environment.
+
+    Raises:
+        UsageError: the file of keys holds none, or cannot be read.
+    """
+    file = arguments.key_file or os.environ.get(KEY_FILE_VARIABLE)
+    if arguments.key_file is None and KEY_VARIABLE in os.environ:
+        return Settings(url=arguments.url, key=os.environ[KEY_VARIABLE])
+    return Settings(url=arguments.url, key=None if file is None else _first_key(Path(file)))
+
+
+def _first_key(path: Path) -> str:
+    try:
+        lines = [line.strip() for line in path.read_text("utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"key file {path} cannot be read: {error}") from error
+    for line in lines:
+        if line and not line.startswith("#"):
+            return line
+    raise UsageError(f"key file {path} holds no key")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m launch.adapters",
+        description="Watch over the adapters of a running server.",
+        epilog=f"The key is the first of --key-file, else {KEY_VARIABLE}, else the first in the "
+        f"file that {KEY_FILE_VARIABLE} names. Exit codes: 0 done, 1 refused or failed, 2 wrong "
+        "usage, 3 no server.",
+    )
+    url = os.environ.get(URL_VARIABLE, DEFAULT_URL)
+    parser.add_argument("--url", default=url, help=f"server ({URL_VARIABLE}; now {url})")
+    parser.add_argument("--key-file", metavar="FILE", help="file of operators' keys, one a line")
+    parser.add_argument("--json", action="store_true", help="print what the server answers")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_looking(commands)
+    _add_loading(commands)
+    _add_names(commands)
+    _add_operations(commands)
+    return parser
+
+
+def _add_looking(commands: Any) -> None:
+    listed = commands.add_parser("list", help="adapters, in the order of their names")
+    listed.add_argument("--prefix", default="", help="only names that begin so")
+    listed.add_argument(
+        "--state", default="", help="only fetching, verifying, ready, draining or failed"
+    )
+    listed.add_argument("--base", default="", help="only of the base whose digest begins so")
+    listed.add_argument("--limit", type=int, help="at most so many")
+    _name(commands.add_parser("show", help="one adapter, with its manifest"))
+
+
+def _add_loading(commands: Any) -> None:
+    load = commands.add_parser(
+        "load",
+        aliases=["register"],
+        help="load an adapter from a directory of the server, or from s3://, https:// or hf://",
+    )
+    _name(load)
+    load.add_argument("source")
+    load.add_argument(
+        "--sha256",
+        action="append",
+        default=[],
+        metavar="FILE=HEX",
+        help="that a remote file must have; may be repeated",
+    )
+    upload = commands.add_parser("upload", help="load an adapter from a directory of this machine")
+    _name(upload)
+    upload.add_argument("directory", type=Path)
+    for parser in (load, upload):
+        parser.add_argument("--replace", action="store_true", help="replace a loaded adapter")
+        parser.add_argument("--no-wait", action="store_true", help="do not watch the operation")
+    push = commands.add_parser("push", help="serve a directory's tensors at once, keep them later")
+    _name(push)
+    push.add_argument("directory", type=Path)
+
+
+def _add_names(commands: Any) -> None:
+    promote = commands.add_parser("promote", help="let a name mean a revision of the store")
+    _name(promote)
+    promote.add_argument("revision")
+    plain = {
+        "rollback": "let a name mean what it meant before its last move",
+        "pin": "keep an adapter in memory",
+        "unpin": "let an idle adapter leave the memory",
+        "resume": "give a drained adapter requests again",
+    }
+    for command, text in plain.items():
+        _name(commands.add_parser(command, help=text))
+    _name(commands.add_parser("unload", aliases=["delete"], help="unload an adapter, for good"))
+    drain = commands.add_parser("drain", help="give an adapter no new requests")
+    _name(drain)
+    drain.add_argument("--seconds", type=float, help="that open requests may still take")
+    drain.add_argument("--remove", action="store_true", help="unload it when they have ended")
+    flush = commands.add_parser("flush", help="write what was pushed to the store")
+    flush.add_argument("name", nargs="?", help="only of this adapter")
+
+
+def _add_operations(commands: Any) -> None:
+    operations = commands.add_parser("operations", help="loads that run, and the last that ran")
+    operations.add_argument("--state", default="", help="only in this state")
+    operations.add_argument("--name", default="", help="only of this adapter")
+    watch = commands.add_parser("watch", help="follow an operation to its end")
+    cancel = commands.add_parser("cancel", help="end a fetch")
+    for parser in (watch, cancel):
+        parser.add_argument("id", help="of an operation")
+
+
+def _name(parser: Any) -> None:
+    parser.add_argument("name", help="of an adapter")
