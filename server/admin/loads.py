@@ -66,8 +66,11 @@ class Loads:
         Raises:
             ApiError: no adapter can be loaded now, it is loaded, or something is on its way to it.
         """
-        ready = self._client.require_serving()
-        if not in_place and any(card.name == name for card in ready.models):
+        served = {card.name: card for card in self._client.require_serving().models}
+        if name in served and served[name].parent is None:
+            text = f"adapter name {name!r}: it is a name of the base model"
+            raise InvalidRequest(text, param="name", code="name_refused")
+        if name in served and not in_place:
             text = f"adapter {name!r} is loaded; replace it by saying so"
             raise InvalidRequest(text, param="name", code="adapter_exists")
         self.operations.check_free(name)

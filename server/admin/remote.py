@@ -7,6 +7,7 @@ bucket, host or organisation are fetched at a time, so that others find room.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -93,7 +94,7 @@ def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
             result = work()
         except BaseException as error:
             failure = error
-        if not loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
             loop.call_soon_threadsafe(settle, result, failure)
 
     threading.Thread(target=run, name="adapter-fetch", daemon=True).start()

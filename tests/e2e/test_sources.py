@@ -141,7 +141,16 @@ def test_every_source_serves_and_a_kill_within_a_fetch_loses_nothing(
         assert admin(server, "GET", "/operations") == {"operations": []}
         assert ended(server, admin(server, "POST", "/adapters", json=body))["state"] == "ready"
         assert says(server, "late") == right
+        assert admin(server, "GET", "/adapters/s3")["source"] == "s3://bucket/team/a"
         left = [*(tmp_path / "store" / "fetching").rglob("*")]
         assert all(path.parent.name == "fetching" for path in left), left
+        web.gate.clear()
+        begun = admin(server, "POST", "/adapters", json=body | {"name": "never"})
+        wait_until(lambda: web.asked[-1][0] == "GET", 20, "a fetch that hangs")
+        since = time.monotonic()
+        server.signal(0, signal.SIGTERM)
+        server.wait_ended(60)
+        assert time.monotonic() - since < 20, "the fetch held the service up"
         assert "Traceback" not in server.log, server.log
+    web.gate.set()
     shutil.rmtree(tmp_path / "store")

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from launch.preflight import (
     check_memory,
     check_model_directory,
     check_port,
+    check_sources,
     count_gpus,
     ensure_torchrun_environment,
     estimate_memory,
@@ -355,3 +357,22 @@ def test_a_real_gpu_answers() -> None:
     assert gpu.name
     assert gpu.uuid
     assert 0 < gpu.free_bytes <= gpu.total_bytes
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"adapter_source": ("https://host/x",)}, "needs --adapter-store"),
+        ({"adapter_source": ("s3://bucket/x",), "adapter_store": "store"}, "s3fs is not installed"),
+    ],
+)
+def test_sources_that_cannot_be_fetched_from_are_refused_at_the_start(
+    options: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(PreflightError, match=reason):
+        check_sources(ServeConfig(engine=EngineConfig(model="m"), **options))
+    others = ("https://host/x", "hf://org")
+    config = EngineConfig(model="m")
+    check_sources(ServeConfig(engine=config, adapter_source=others, adapter_store="store"))
+    check_sources(ServeConfig(engine=config))

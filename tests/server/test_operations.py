@@ -249,13 +249,34 @@ async def test_one_operation_a_name(api: httpx.AsyncClient, engine: FakeEngine, 
     await until(api, begun, "ready")
 
 
+async def test_of_many_loads_at_once_each_name_has_one(
+    api: httpx.AsyncClient, engine: FakeEngine, web: Web
+) -> None:
+    source = f"{web.url}/team/x"
+    names = ["same"] * 50 + [f"other-{i}" for i in range(50)]
+    bodies = [{"name": name, "source": source} for name in names]
+    answers = await asyncio.gather(*(api.post("/admin/adapters", json=each) for each in bodies))
+    codes = [answer.status_code for answer in answers]
+    assert codes[:50].count(202) == 1 and codes[:50].count(409) == 49 and codes[50:] == [202] * 50
+    for answer in answers:
+        if answer.status_code == 202:
+            await until(api, answer.json(), "ready")
+    loaded = sorted(call.name for call in engine.calls if isinstance(call, LoadAdapter))
+    assert loaded == sorted(set(names))
+
+
 async def test_a_loaded_name_is_refused_before_anything_is_fetched(
     api: httpx.AsyncClient, web: Web
 ) -> None:
-    for name in ("team/sql-lora", "base"):
-        body = {"name": name, "source": f"{web.url}/team/x"}
+    refusals = [
+        ("team/sql-lora", False, "adapter_exists"),
+        ("base", False, "name_refused"),
+        ("base", True, "name_refused"),
+    ]
+    for name, replace, code in refusals:
+        body = {"name": name, "source": f"{web.url}/team/x", "replace": replace}
         answer = await api.post("/admin/adapters", json=body)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "adapter_exists")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, code)
     assert not web.asked
 
 

@@ -131,8 +131,9 @@ class AdapterLoader(Keeper):
 
     def _read_kept(self, store: AdapterStore, digest: str) -> AdapterRevision:
         """Read a revision of the store, which may have been kept for another base."""
-        revision = self.read(store.directory(digest))
-        before, now = store.revision(digest).manifest.base_digest, store.base_digest
+        manifest = store.revision(digest).manifest
+        revision = replace(self.read(store.directory(digest)), source=manifest.source)
+        before, now = manifest.base_digest, store.base_digest
         if before == now:
             return revision
         warning = f"it was registered for the base {before}; it is applied to the base {now}"
