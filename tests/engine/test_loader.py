@@ -24,14 +24,13 @@ class Loader(AdapterLoader):
         return []
 
 
-def loader_for(base_digest: str, spec: ModelSpec, root: Path) -> tuple[Loader, AdapterStore]:
+def loader_for(base_digest: str, model: Path, root: Path) -> tuple[Loader, AdapterStore]:
     store = AdapterStore(
         root, base_digest=base_digest, architecture="LlamaForCausalLM", vocab_size=128
     )
     config = SimpleNamespace(base_names=("base",), model="base")
-    rank = SimpleNamespace(
-        base_digest=base_digest, config=config, joined=SimpleNamespace(spec=spec)
-    )
+    joined = SimpleNamespace(spec=ModelSpec.from_directory(model), directory=model)
+    rank = SimpleNamespace(base_digest=base_digest, config=config, joined=joined)
     return Loader(cast(Rank, rank), store), store
 
 
@@ -40,13 +39,12 @@ def test_a_revision_of_another_base_earns_a_warning_with_both_digests(
 ) -> None:
     model = make_checkpoint(tmp_path / "base", "llama")
     adapter = make_peft_adapter(tmp_path / "adapter", model)
-    spec = ModelSpec.from_directory(model)
-    quantised, store = loader_for("digest-of-nf4", spec, tmp_path / "store")
+    quantised, store = loader_for("digest-of-nf4", model, tmp_path / "store")
     revision, _ = quantised.load(adapter)
     quantised.record("x", revision.digest)
     assert quantised.load_kept("x", revision.digest)[0].warnings == revision.warnings
     store.close()
-    plain, store = loader_for("digest-of-16-bit", spec, tmp_path / "store")
+    plain, store = loader_for("digest-of-16-bit", model, tmp_path / "store")
     *others, warning = plain.load_kept("x", revision.digest)[0].warnings
     assert tuple(others) == revision.warnings
     registry = AdapterRegistry(["base"])
