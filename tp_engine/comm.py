@@ -134,6 +134,14 @@ class Comm:
         dist.scatter(mine, parts, src=0, group=self.background_groups[Lane.DELIVERY])
         return mine
 
+    def sum_background(self, x: Tensor) -> Tensor:
+        """The sum of ``x`` over ranks (CPU, equal shapes) in its dtype; equal on all ranks."""
+        if self.world == 1:
+            return x
+        parts = [torch.empty_like(x) for _ in range(self.world)]
+        dist.all_gather(parts, x.contiguous(), group=self.background_groups[Lane.DELIVERY])
+        return torch.stack(parts).sum(0)
+
     def gather_background(self, lane: Lane, value: int) -> None:
         """Rank 0 returns when every rank has called this with the same value; others at once."""
         if self.world == 1:

@@ -6,7 +6,7 @@ plan names. See `tp_engine.background` for the order of events.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -21,9 +21,13 @@ Job = tuple[int, int, list[int], Sequence[AdapterImage] | None]
 class Delivery:
     """One rank's end."""
 
-    def __init__(self, comm: Comm, host: HostPages) -> None:
+    def __init__(
+        self, comm: Comm, host: HostPages, finish: Callable[[AdapterImage], AdapterImage]
+    ) -> None:
+        """``finish`` makes of what was sent what is kept (`tp_engine.gains`)."""
         self._comm = comm
         self._host = host
+        self._finish = finish
         self._lane: Background[Job] = Background(comm, Lane.DELIVERY, self._carry_out)
 
     def begin(
@@ -61,4 +65,4 @@ class Delivery:
                 torch.int64,
             ),
         )
-        self._host.store(handle, pages, image)
+        self._host.store(handle, pages, self._finish(image))

@@ -22,6 +22,7 @@ from tp_engine.comm import Comm
 from tp_engine.config import EngineConfig, default_cpu_arena, default_host_memory
 from tp_engine.engine import Engine
 from tp_engine.fetching import Fetch
+from tp_engine.gains import RankGains
 from tp_engine.host_memory import free_host_bytes
 from tp_engine.host_pages import HostPages
 from tp_engine.join import Joined
@@ -95,6 +96,8 @@ def build_rank(joined: Joined, phase: Phase = nullcontext) -> Rank:
             layout.page_bytes,
             pinned=comm.device.type == "cuda",
         )
+    ops = ops_for(comm.device, deterministic=config.deterministic)
+    gains = RankGains(weights, cuts[comm.rank], dims, ops, comm, dtype)
     return Rank(
         joined=joined,
         dims=dims,
@@ -104,7 +107,7 @@ def build_rank(joined: Joined, phase: Phase = nullcontext) -> Rank:
         num_pages=num_pages,
         descriptor_words=words,
         base_digest=base_digest(directory),
-        worker=Worker(comm, _build_runner(joined, cuts, weights, states, arena), host),
+        worker=Worker(comm, _build_runner(joined, cuts, weights, states, arena), host, gains),
     )
 
 

@@ -9,6 +9,7 @@ from tp_engine.channel import PlanChannel
 from tp_engine.comm import Comm
 from tp_engine.copies import Copies
 from tp_engine.delivery import Delivery
+from tp_engine.gains import RankGains
 from tp_engine.host_pages import HostPages
 from tp_engine.plan import PlanKind, StepPlan
 from tp_engine.runner import Runner
@@ -18,13 +19,13 @@ from tp_engine.sampling import Sampled
 class Worker:
     """A rank as the plans see it."""
 
-    def __init__(self, comm: Comm, runner: Runner, host: HostPages) -> None:
+    def __init__(self, comm: Comm, runner: Runner, host: HostPages, gains: RankGains) -> None:
         """Bind a rank's parts together; ``host`` is its memory for adapters."""
         self.comm = comm
         self.runner = runner
         self.host = host
         self.channel = PlanChannel(comm)
-        self.delivery = Delivery(comm, host)
+        self.delivery = Delivery(comm, host, gains.finish)
         arena = runner.arena
         self.copies = Copies(
             comm, host, arena.memory, arena.descriptors, runner.layers, runner.ends

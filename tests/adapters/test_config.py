@@ -14,8 +14,6 @@ from tp_engine.adapters.config import MAX_CONFIG_BYTES, parse_config, read_confi
 from tp_engine.adapters.fields import MAX_RANK
 
 REFUSED: list[tuple[str, Any]] = [
-    ("use_dora", True),
-    ("lora_bias", True),
     ("bias", "all"),
     ("bias", "lora_only"),
     ("trainable_token_indices", {"wte": [0]}),
@@ -47,7 +45,16 @@ REFUSED: list[tuple[str, Any]] = [
     ("field_of_a_later_version", "on"),
 ]
 
+COMBINED: list[tuple[dict[str, Any], str]] = [
+    ({"use_dora": True, "lora_bias": True}, "lora_bias"),
+    ({"use_dora": True, "init_lora_weights": "mica"}, "init_lora_weights"),
+    ({"lora_bias": True, "init_lora_weights": "gaussian"}, "init_lora_weights"),
+]
+"""Fields that PEFT refuses together."""
+
 INVALID: list[tuple[str, Any]] = [
+    ("use_dora", "yes"),
+    ("lora_bias", 1),
     ("r", 0),
     ("r", -4),
     ("r", MAX_RANK + 1),
@@ -89,6 +96,13 @@ INVALID: list[tuple[str, Any]] = [
     ("trainable_token_indices", {"lm_head": ["3"]}),
     ("ensure_weight_tying", "yes"),
 ]
+
+
+@pytest.mark.parametrize(("fields", "named"), COMBINED, ids=str)
+def test_fields_that_exclude_each_other_are_refused(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(AdapterError, match=f"{named}=") as caught:
+        parse_config(plain_config(**fields))
+    assert caught.value.code == "config_unsupported"
 
 
 @pytest.mark.parametrize(("field", "value"), REFUSED)

@@ -73,6 +73,24 @@ def peft_deltas(model_dir: Path, adapter: Path) -> dict[str, torch.Tensor]:
     }
 
 
+def peft_rows(model_dir: Path, adapter: Path) -> dict[str, torch.Tensor]:
+    """Magnitudes and scaled biases of lora_B by module and role, as PEFT has read them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        base = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+        model = peft.PeftModel.from_pretrained(base, str(adapter))
+    rows = {}
+    for name, module in model.named_modules():
+        if isinstance(module, LoraLayer):
+            stem = name.removeprefix("base_model.model.")
+            bias = module.lora_B["default"].bias
+            if bias is not None:
+                rows[f"{stem} bias"] = bias.detach() * module.scaling["default"]
+            if "default" in module.lora_magnitude_vector:
+                rows[f"{stem} magnitude"] = module.lora_magnitude_vector["default"].weight.detach()
+    return rows
+
+
 def assert_same_deltas(model_dir: Path, adapter: Path, spec: ModelSpec) -> None:
     revision = read_adapter(adapter, spec)
     expected = peft_deltas(model_dir, adapter)
@@ -136,6 +154,35 @@ def test_scales_named_by_the_issue_reports(
     pattern = make_peft_adapter(tmp_path / "pattern", model_dir, **CASES["patterns_for_one_layer"])
     scales = {place: m.scale for place, m in read_adapter(pattern, spec).modules.items()}
     assert all(scale == (4.0 if layer == 1 else 2.0) for (layer, _), scale in scales.items())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"use_dora": True},
+        {"use_dora": True, "dtype": torch.bfloat16, "rank_pattern": {"k_proj": 2}},
+        {"use_dora": True, "init_lora_weights": "gaussian", "targets": ("o_proj",)},
+        {"lora_bias": True},
+        {"lora_bias": True, "alpha_pattern": {"v_proj": 3}, "rslora": True},
+    ],
+    ids=str,
+)
+def test_magnitudes_and_biases_equal_pefts(
+    fields: dict[str, Any], model_dir: Path, spec: ModelSpec, tmp_path: Path
+) -> None:
+    adapter = make_peft_adapter(tmp_path / "adapter", model_dir, **fields)
+    found = {}
+    for place, module in read_adapter(adapter, spec).modules.items():
+        if module.bias is not None:
+            found[f"{module_name(*place)} bias"] = module.bias.float() * module.scale
+        if module.magnitude is not None:
+            found[f"{module_name(*place)} magnitude"] = module.magnitude.float()
+    expected = peft_rows(model_dir, adapter)
+    assert found.keys() == expected.keys() and expected
+    for name, row in expected.items():
+        torch.testing.assert_close(found[name], row, msg=name)
+    if "use_dora" not in fields:  # else a delta is not all that PEFT computes
+        assert_same_deltas(model_dir, adapter, spec)
 
 
 @pytest.mark.parametrize("kind", ["mistral", "qwen2", "qwen3"])

@@ -55,12 +55,11 @@ def test_a_good_adapter_reports_all_modules(
 
 
 EXTRA: dict[str, tuple[str, str]] = {
-    "dora_magnitude": (f"{PREFIX}model.layers.0.self_attn.q_proj.lora_magnitude_vector", "DoRA"),
-    "dora_magnitude_weight": (
-        f"{PREFIX}model.layers.0.self_attn.q_proj.lora_magnitude_vector.weight",
-        "DoRA",
+    "bias_of_a": (f"{PREFIX}model.layers.0.self_attn.q_proj.lora_A.bias", "lora_A"),
+    "magnitude_of_another_adapter": (
+        f"{PREFIX}model.layers.0.self_attn.q_proj.lora_magnitude_vector.mine",
+        "'default'",
     ),
-    "lora_bias": (f"{PREFIX}model.layers.0.self_attn.q_proj.lora_B.bias", "lora_bias"),
     "base_bias": (f"{PREFIX}model.layers.0.self_attn.q_proj.bias", "biases"),
     "modules_to_save": (f"{PREFIX}model.norm.weight", "modules_to_save"),
     "expert": (f"{PREFIX}model.layers.0.mlp.experts.lora_A.weight", "experts"),
@@ -69,7 +68,7 @@ EXTRA: dict[str, tuple[str, str]] = {
         f"{PREFIX}model.layers.0.self_attn.q_proj.lora_A.mine.weight",
         "'default'",
     ),
-    "no_module": (f"{PREFIX}lora_A.weight", "not supported"),
+    "no_module": (f"{PREFIX}lora_A", "not supported"),
     "other_kind": (f"{PREFIX}model.layers.0.self_attn.q_proj.lora_E", "not supported"),
 }
 UNKNOWN: dict[str, str] = {
@@ -94,6 +93,62 @@ def test_tensors_of_other_kinds_are_refused_by_name(
     tensors = plain_tensors(dims) | {name: torch.ones(4, 64)}
     message = refusal(write_adapter(tmp_path, plain_config(), tensors), spec, "tensor_unsupported")
     assert name in message and reason in message
+
+
+VECTORS = {"use_dora": "lora_magnitude_vector", "lora_bias": "lora_B.bias"}
+
+
+@pytest.mark.parametrize("field", VECTORS)
+def test_vectors_without_their_field_and_fields_without_their_vectors_are_refused(
+    field: str, dims: ModelDims, spec: ModelSpec, tmp_path: Path
+) -> None:
+    tensors = plain_tensors(dims)
+    name = f"{PREFIX}model.layers.0.self_attn.q_proj.{VECTORS[field]}"
+    extra = tensors | {name: torch.ones(64)}
+    message = refusal(write_adapter(tmp_path, plain_config(), extra), spec, "tensor_unknown")
+    assert name in message and field in message
+    config = plain_config(**{field: True})
+    message = refusal(write_adapter(tmp_path, config, extra), spec, "tensor_missing")
+    assert field in message and "model.layers.0.self_attn.k_proj" in message
+
+
+@pytest.mark.parametrize("field", VECTORS)
+def test_vectors_are_checked_like_the_pair(
+    field: str, dims: ModelDims, spec: ModelSpec, tmp_path: Path
+) -> None:
+    config = plain_config(target_modules=["v_proj"], layers_to_transform=[0], **{field: True})
+    pair = tensors_of(random_modules(dims, {(0, 2): 4}))
+    name = f"{PREFIX}model.layers.0.self_attn.v_proj.{VECTORS[field]}"
+    for bad, code, told in (
+        (torch.ones(33), "shape_mismatch", "[32]"),
+        (torch.ones(32, 1), "shape_mismatch", "[32]"),
+        (torch.ones(32, dtype=torch.float64), "dtype_unsupported", "float64"),
+        (torch.full((32,), torch.inf), "not_finite", "32 values"),
+    ):
+        message = refusal(write_adapter(tmp_path, config, pair | {name: bad}), spec, code)
+        assert name in message and told in message
+
+
+@pytest.mark.parametrize("infix", ["", "_orig_mod.", "default"])
+def test_vectors_have_the_names_that_other_trainers_write(
+    infix: str, dims: ModelDims, spec: ModelSpec, tmp_path: Path
+) -> None:
+    modules = random_modules(dims, {(0, 2): 4})
+    stem = f"{PREFIX}model.layers.0.self_attn.v_proj"
+    if infix == "_orig_mod.":
+        stem = stem.replace("layers.0.", "layers.0._orig_mod.")
+    dot = ".default" if infix == "default" else ""
+    vector = torch.rand(32)
+    for field, names in (
+        ("use_dora", (f"lora_magnitude_vector{dot}", f"lora_magnitude_vector{dot}.weight")),
+        ("lora_bias", (f"lora_B{dot}.bias",)),
+    ):
+        config = plain_config(target_modules=["v_proj"], layers_to_transform=[0], **{field: True})
+        for name in names:
+            tensors = tensors_of(modules) | {f"{stem}.{name}": vector}
+            module = read_adapter(write_adapter(tmp_path, config, tensors), spec).modules[0, 2]
+            found = module.magnitude if field == "use_dora" else module.bias
+            assert found is not None and torch.equal(found, vector)
 
 
 @pytest.mark.parametrize("kind", UNKNOWN)

@@ -40,9 +40,19 @@ ADAPTER_KINDS: dict[str, dict[str, Any]] = {
     },
     "last_layer": {"r": 6, "alpha": 12.0, "layers": (1,)},
     "keys_values": {"r": 7, "alpha": 14.0, "targets": ("k_proj", "v_proj")},
+    "dora": {"r": 5, "alpha": 10.0, "use_dora": True},
+    "dora_rslora": {
+        "r": 6,
+        "alpha": 3.0,
+        "rslora": True,
+        "use_dora": True,
+        "targets": ("q_proj", "o_proj", "down_proj"),
+        "rank_pattern": {"layers.0.self_attn.o_proj": 3},
+    },
+    "lora_bias": {"r": 4, "alpha": 8.0, "lora_bias": True},
     "mlp": {"r": 3, "alpha": 6.0, "targets": ("gate_proj", "up_proj", "down_proj")},
 }
-"""LoRA ranks that no world size divides, some targets only, scales by every rule."""
+"""LoRA ranks that no world size divides, some targets only, scales by every rule, DoRA, biases."""
 
 TOKENS = [9, 100, 17, 64, 63, 127, 5]
 Q = ("q_proj",)

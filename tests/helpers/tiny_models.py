@@ -154,6 +154,8 @@ def make_peft_adapter(
                 weight.data.normal_(std=0.1, generator=generator)
             elif ".modules_to_save." in name or "trainable_tokens_delta" in name:
                 weight.data.normal_(std=0.5, generator=generator)
+            elif ".lora_magnitude_vector." in name:
+                weight.data.uniform_(1.0, 2.0, generator=generator)
         for weight in adapted.parameters():
             weight.data = weight.data.to(dtype)
         adapted.save_pretrained(str(path), save_embedding_layers=False)

@@ -66,12 +66,14 @@ APPLIED: Final = frozenset(
         "layers_pattern",
         "layers_to_transform",
         "lora_alpha",
+        "lora_bias",
         "modules_to_save",
         "peft_type",
         "r",
         "rank_pattern",
         "target_modules",
         "trainable_token_indices",
+        "use_dora",
         "use_rslora",
     }
 )
@@ -83,12 +85,10 @@ REFUSED: Final = {
     "fan_in_fan_out": "the base stores its weights as [out, in]; false is allowed",
     "kasa_config": "KaSA changes the base weights; null is allowed",
     "layer_replication": "replicated layers are not supported; null is allowed",
-    "lora_bias": "biases of lora_B are not supported; false is allowed",
     "megatron_config": "Megatron layers are not supported; null is allowed",
     "monteclora_config": "MonteCLoRA is not supported; null is allowed",
     "target_parameters": "LoRA on parameters (experts) is not supported; null is allowed",
     "use_bdlora": "block-diagonal LoRA is not supported; null is allowed",
-    "use_dora": "DoRA is not supported; false is allowed",
     "use_qalora": "QALoRA is not supported; false is allowed",
     "velora_config": "VeLoRA is not supported; null is allowed",
 }
@@ -108,6 +108,10 @@ class LoraSettings:
     rank_pattern: Mapping[str, int]
     """Regular expression -> rank; the first that matches wins."""
     alpha_pattern: Mapping[str, float]
+    use_dora: bool
+    """Whether modules have gains."""
+    lora_bias: bool
+    """Whether B has a bias."""
     targets: TargetRule
     ends: EndSettings
     """Beside ``targets``, what is said of the embedding and the LM head."""
@@ -158,6 +162,8 @@ def parse_config(fields: Mapping[str, Any]) -> LoraSettings:
         use_rslora=flag_of(on, "use_rslora"),
         rank_pattern=pattern_of(on, "rank_pattern", rank_of),
         alpha_pattern=pattern_of(on, "alpha_pattern", alpha_of),
+        use_dora=flag_of(on, "use_dora"),
+        lora_bias=flag_of(on, "lora_bias"),
         targets=rule,
         ends=parse_ends(on),
         base_name=base,
@@ -187,6 +193,19 @@ def _refuse_unsupported(on: Mapping[str, Any]) -> None:
         allowed = f"true, false, {', '.join(map(repr, _UNMODIFIED_BASE))}; other initialisations "
         allowed += "change the base weights (PEFT can convert such an adapter when it saves it)"
         raise field_error("init_lora_weights", start, allowed, "config_unsupported")
+    _check_variants(on, start)
+
+
+def _check_variants(on: Mapping[str, Any], start: object) -> None:
+    """PEFT's own conditions between the fields that add to a plain pair."""
+    if on.get("use_dora") and on.get("lora_bias"):
+        raise field_error("lora_bias", True, "false where use_dora is true", "config_unsupported")
+    if on.get("use_dora") and start == "mica":
+        reason = "not 'mica' where use_dora is true"
+        raise field_error("init_lora_weights", start, reason, "config_unsupported")
+    if on.get("lora_bias") and not isinstance(start, bool):
+        reason = "true or false where lora_bias is true"
+        raise field_error("init_lora_weights", start, reason, "config_unsupported")
 
 
 def _check_layers(on: Mapping[str, Any], rule: TargetRule) -> None:

@@ -1,8 +1,9 @@
-"""Names of an adapter's tensors: each one is half of a module's pair, or refused by name.
+"""Names of an adapter's tensors: each one has a role in a module, or is refused by name.
 
-Format, as PEFT writes it: ``base_model.model.`` + module + ``.lora_A.weight`` [r, in] or
-``.lora_B.weight`` [out, r]. Two habits of other writers are understood: the adapter name
-``default`` before ``weight``, and ``_orig_mod`` parts, which torch.compile puts in.
+Format, as PEFT writes it: ``base_model.model.`` + module + ``.lora_A.weight`` [r, in],
+``.lora_B.weight`` [out, r], ``.lora_B.bias`` [out] (``lora_bias``) or ``.lora_magnitude_vector``
+[out] (``use_dora``). Two habits of other writers are understood: the adapter name ``default``
+where PEFT has it in memory, and ``_orig_mod`` parts, which torch.compile puts in.
 """
 
 from __future__ import annotations
@@ -13,31 +14,42 @@ from typing import Final, Literal
 
 from tp_engine.adapters.errors import AdapterError, shown
 
-Side = Literal["A", "B"]
+Role = Literal["A", "B", "bias", "magnitude"]
+"""Of a tensor in its module."""
 
 PREFIX: Final = "base_model.model."
-_PAIR: Final = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
+_ROLES: Final[tuple[tuple[re.Pattern[str], Role], ...]] = (
+    (re.compile(r"(?P<module>.+)\.lora_A(\.default)?\.weight"), "A"),
+    (re.compile(r"(?P<module>.+)\.lora_B(\.default)?\.weight"), "B"),
+    (re.compile(r"(?P<module>.+)\.lora_B(\.default)?\.bias"), "bias"),
+    (re.compile(r"(?P<module>.+)\.lora_magnitude_vector(\.default)?(\.weight)?"), "magnitude"),
+)
 _SPECIAL: Final = (
-    (r"\.lora_magnitude_vector\b", "DoRA magnitudes are not supported"),
-    (r"\.lora_[AB]\.(.+\.)?bias$", "biases of LoRA layers (lora_bias) are not supported"),
+    (r"\.lora_A\.(.+\.)?bias$", "biases of lora_A are not supported"),
     (r"\.lora_embedding_[AB]\b", "LoRA on embeddings is not supported"),
     (r"\.(token_adapter|trainable_tokens)", "replaced token rows are not supported"),
     (r"\.experts\b.*\.lora_[AB]\.", "LoRA on experts is not supported"),
-    (r"\.(lm_head|embed_tokens)\.lora_[AB]\.", "LoRA on the head or embedding is not supported"),
+    (
+        r"\.(lm_head|embed_tokens)\.lora_(magnitude|[AB]\.)",
+        "LoRA on the head or embedding is not supported",
+    ),
 )
 """What is known of tensors of other kinds, tried first."""
 _OTHER: Final = (
-    (r"\.lora_[AB]\.[^.]+\.weight$", "the only adapter name understood is 'default'"),
+    (
+        r"\.lora_([AB]|magnitude_vector)\.[^.]+(\.weight|\.bias)?$",
+        "the only adapter name understood is 'default'",
+    ),
     (r"\.lora_", "this kind of LoRA tensor is not supported"),
     (r"\.bias$", "trained biases of the base are not supported"),
     (r"\.weight$", "whole replaced modules (modules_to_save) are not supported"),
 )
-"""Of tensors whose name is not that of a pair's half."""
+"""Of tensors whose name is none of the above."""
 
 
 def pair_tensors(
     names: Iterable[str], modules: Mapping[str, tuple[int, int]]
-) -> dict[tuple[int, int], dict[Side, str]]:
+) -> dict[tuple[int, int], dict[Role, str]]:
     """Sort tensors by the module they belong to.
 
     Args:
@@ -48,23 +60,18 @@ def pair_tensors(
         AdapterError: a name is not understood or names no module of the base, two names mean the
             same tensor, or a half of a pair lacks.
     """
-    pairs: dict[tuple[int, int], dict[Side, str]] = {}
+    pairs: dict[tuple[int, int], dict[Role, str]] = {}
     for name in sorted(names):
-        module, side = _parse(name, modules)
+        module, role = _parse(name, modules)
         pair = pairs.setdefault(modules[module], {})
-        if side in pair:
-            message = (
-                f"tensors {shown(pair[side])} and {shown(name)} are both lora_{side} of {module}"
-            )
+        if role in pair:
+            message = f"tensors {shown(pair[role])} and {shown(name)} are both {role} of {module}"
             raise AdapterError("tensor_unknown", message)
-        pair[side] = name
+        pair[role] = name
     for pair in pairs.values():
-        if len(pair) == 1:
-            (side, name), *_ = pair.items()
-            other = "B" if side == "A" else "A"
-            raise AdapterError(
-                "tensor_missing", f"tensor {shown(name)} has no lora_{other} beside it"
-            )
+        for half in sorted({"A", "B"} - pair.keys()):
+            name = shown(next(iter(pair.values())))
+            raise AdapterError("tensor_missing", f"tensor {name} has no lora_{half} beside it")
     return dict(sorted(pairs.items()))
 
 
@@ -73,22 +80,45 @@ def plain_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
-def _parse(name: str, modules: Mapping[str, tuple[int, int]]) -> tuple[str, Side]:
-    """Module and side of a tensor."""
+def check_roles(names: Mapping[Role, str], module: str, *, dora: bool, bias: bool) -> None:
+    """A module's tensors beside its pair must be those that the config asks for.
+
+    Raises:
+        AdapterError: one is missing, or not asked for.
+    """
+    asked: dict[Role, tuple[bool, str]] = {
+        "magnitude": (dora, "use_dora"),
+        "bias": (bias, "lora_bias"),
+    }
+    for role, (on, field) in asked.items():
+        if on and role not in names:
+            reason = f"{field} is true, but {module} has no {role} (beside {shown(names['A'])})"
+            raise AdapterError("tensor_missing", f"adapter_config.json: {reason}")
+        if role in names and not on:
+            reason = f"{field} is not true in adapter_config.json"
+            raise AdapterError("tensor_unknown", f"tensor {shown(names[role])}: {reason}")
+
+
+def _parse(name: str, modules: Mapping[str, tuple[int, int]]) -> tuple[str, Role]:
+    """Module and role of a tensor."""
     plain = plain_name(name)
-    match = _PAIR.fullmatch(plain.removeprefix(PREFIX))
-    if match and plain.startswith(PREFIX) and match["module"] in modules:
-        return match["module"], "A" if match["side"] == "A" else "B"
-    raise _explain(name, plain, match["module"] if match else None)
+    named = None
+    for pattern, role in _ROLES:
+        if match := pattern.fullmatch(plain.removeprefix(PREFIX)):
+            named = match["module"]
+            if plain.startswith(PREFIX) and named in modules:
+                return named, role
+    raise _explain(name, plain, named)
 
 
 def _explain(name: str, plain: str, module: str | None) -> AdapterError:
-    """Why a tensor is refused; ``module`` if its name is otherwise that of a pair's half."""
+    """Why a tensor is refused; ``module`` if its name ends as one with a role does."""
     for pattern, reason in _SPECIAL if module is not None else _SPECIAL + _OTHER:
         if re.search(pattern, f".{plain}"):
             return AdapterError("tensor_unsupported", f"tensor {shown(name)}: {reason}")
     if module is None:
-        reason = f"allowed are {PREFIX}MODULE.lora_A.weight and .lora_B.weight"
+        endings = "lora_A.weight, .lora_B.weight, .lora_B.bias and .lora_magnitude_vector"
+        reason = f"allowed are {PREFIX}MODULE.{endings}"
     elif not plain.startswith(PREFIX):
         reason = f"the name must begin with {PREFIX!r}"
     else:

@@ -19,7 +19,7 @@ from tp_engine.adapters.ends.reader import BaseEnds, EndReader
 from tp_engine.adapters.ends.replaced import Replaced
 from tp_engine.adapters.ends.rule import end_rules
 from tp_engine.adapters.errors import AdapterError, shown
-from tp_engine.adapters.keys import Side, pair_tensors
+from tp_engine.adapters.keys import Role, check_roles, pair_tensors
 from tp_engine.adapters.paths import file_inside, first_present, resolve_adapter_path
 from tp_engine.adapters.revision import AdapterRevision, LoraModule, digest_of
 from tp_engine.adapters.targets import (
@@ -118,6 +118,8 @@ def _read_changes(
                 a=read_finite(pair["A"]),
                 b=read_finite(pair["B"]),
                 scale=settings.scale_of(module_name(*place)),
+                magnitude=read_finite(pair["magnitude"]) if "magnitude" in pair else None,
+                bias=read_finite(pair["bias"]) if "bias" in pair else None,
             )
             for place, pair in pairs.items()
         }
@@ -132,14 +134,16 @@ def _nothing(reason: str) -> AdapterError:
 
 def _checked_pairs(
     file: MappedFile, tensors: Collection[str], settings: LoraSettings, dims: ModelDims
-) -> dict[Site, dict[Side, StoredTensor]]:
+) -> dict[Site, dict[Role, StoredTensor]]:
     """Handles of all tensors, after every check that needs no content."""
     names = pair_tensors(tensors, module_names(dims.layers))
     _check_targets(names, settings, dims.layers)
     shapes = _base_shapes(dims)
-    pairs: dict[Site, dict[Side, StoredTensor]] = {}
+    pairs: dict[Site, dict[Role, StoredTensor]] = {}
     for place, pair in names.items():
-        pairs[place] = {side: StoredTensor(n, file.infos[n], file) for side, n in pair.items()}
+        asked = {"dora": settings.use_dora, "bias": settings.lora_bias}
+        check_roles(pair, module_name(*place), **asked)
+        pairs[place] = {role: StoredTensor(n, file.infos[n], file) for role, n in pair.items()}
         _check_pair(pairs[place], settings.rank_of(module_name(*place)), shapes[place])
     return pairs
 
@@ -169,13 +173,16 @@ def _base_shapes(dims: ModelDims) -> dict[Site, tuple[int, int]]:
     return shapes
 
 
-def _check_pair(pair: Mapping[Side, StoredTensor], rank: int, base: tuple[int, int]) -> None:
+def _check_pair(pair: Mapping[Role, StoredTensor], rank: int, base: tuple[int, int]) -> None:
     """Shapes against the config and the base, and dtypes."""
     rows, cols = base
-    wanted: dict[Side, tuple[int, int]] = {"A": (rank, cols), "B": (rows, rank)}
+    wanted: dict[Role, tuple[int, ...]] = {
+        **{"A": (rank, cols), "B": (rows, rank)},
+        **{"magnitude": (rows,), "bias": (rows,)},
+    }
     need = f"rank {rank} in {CONFIG_NAME} and a base of [{rows}, {cols}] (out, in) need"
-    for side, tensor in pair.items():
-        check_tensor(tensor, wanted[side], need)
+    for role, tensor in pair.items():
+        check_tensor(tensor, wanted[role], need)
 
 
 def _warnings(

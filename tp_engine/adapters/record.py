@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from sharding import SITES
+from tp_engine.adapters.layout import ROW_DTYPE
 from tp_engine.adapters.targets import Place
 
 NO_ROW = -1
@@ -129,6 +130,21 @@ def rows_of(
     a = _gather(flat, rows.a_offsets, in_features, dtype)
     b = _gather(flat, rows.b_offsets, out_features, dtype)
     return a, b.T.contiguous(), rows.scale
+
+
+def gain_places(record: Tensor, layers: int) -> list[tuple[int, int]]:
+    """(layer, site) of the layers' modules that have a gain row, in order."""
+    every = ((layer, site) for layer in range(layers) for site in range(len(SITES)))
+    found = ((place, site_rows(record, *place)) for place in every)
+    return [place for place, rows in found if rows is not None and rows.gain_offset != NO_ROW]
+
+
+def gain_row(memory: Tensor, record: Tensor, layer: int, site: int, out_features: int) -> Tensor:
+    """View of a module's gain row: float32 [N]. Arguments as in `rows_of`."""
+    rows = site_rows(record, layer, site)
+    assert rows is not None and rows.gain_offset != NO_ROW
+    at = rows.gain_offset
+    return memory.reshape(-1)[at : at + out_features * ROW_DTYPE.itemsize].view(ROW_DTYPE)
 
 
 def _gather(flat: Tensor, offsets: Tensor, width: int, dtype: torch.dtype) -> Tensor:
