@@ -64,7 +64,7 @@ def compare(entry: Entry) -> Outcome:
         step = max(1, CHUNK_ELEMENTS // entry.shape[1])
         for start in range(0, part.rows.size, step):
             rows = Span(start, min(start + step, part.rows.size))
-            outcome = _add(outcome, part, rows, *_both(entry, rows))
+            outcome = _add(outcome, entry, rows, *_both(entry, rows))
     except LiveError as error:
         log.error("%s: %s", entry.name, error)
         corner = (part.rows.start, part.cols.start)
@@ -79,11 +79,15 @@ def _both(entry: Entry, rows: Span) -> tuple[Tensor, Tensor]:
     return entry.live.read(rows), whole[:, entry.part.cols.slice]
 
 
-def _add(outcome: Outcome, part: WeightSlice, rows: Span, found: Tensor, whole: Tensor) -> Outcome:
+def _add(outcome: Outcome, entry: Entry, rows: Span, found: Tensor, whole: Tensor) -> Outcome:
     """The outcome with one more run of rows [n, k]."""
     assert found.shape == whole.shape and found.dtype == whole.dtype
-    bits = _BITS[found.dtype.itemsize]
-    differs = found.contiguous().view(bits) != whole.contiguous().view(bits)
+    part, bits = entry.part, _BITS[found.dtype.itemsize]
+    mine, right = found.contiguous().view(bits), whole.contiguous().view(bits)
+    differs = mine != right
+    if entry.ulps:
+        assert found.dtype == torch.float32
+        differs &= (mine.long() - right.long()).abs() > entry.ulps
     count = int(differs.count_nonzero())
     if not count:
         return outcome

@@ -31,6 +31,8 @@ class Kind(StrEnum):
     LORA_B = "LoRA B rows"
     SCALE = "LoRA scales"
     RANK = "LoRA ranks"
+    GAIN = "LoRA gains"
+    LORA_BIAS = "LoRA biases"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -53,6 +55,8 @@ class Entry:
     """Indices are reported without the column."""
     block: int = 1
     """Neighbours in flattened order that share one live value (absmax)."""
+    ulps: int = 0
+    """By how many units in the last place a float32 element may differ; 0: not by a bit."""
 
     def index(self, row: int, col: int) -> str:
         """An unsharded index as people read it."""

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from kernels import AttentionBatch, LoraSegments, ops_for
 from launch.validation.loading import Loaded
+from tp_engine.adapters import AdapterRevision, AdapterTraits
 from tp_engine.comm import Comm
 from tp_engine.layers import LoraBatch, StepInput
 from tp_engine.memory import PageLayout, kv_views
@@ -75,14 +76,13 @@ class RecordingDecoder:
 
     @torch.inference_mode()
     def run(
-        self, sequences: Sequence[Sequence[int]], digests: Sequence[str], max_rank: int
+        self, sequences: Sequence[Sequence[int]], revisions: Sequence[AdapterRevision | None]
     ) -> Recorded:
         """Run all rows of some sequences in one step; every rank must call it.
 
         Args:
             sequences: token ids.
-            digests: the revision of each; empty for the base.
-            max_rank: largest LoRA rank of the revisions; 0 without any.
+            revisions: of each; None for the base. Without any, the step has no adapters.
         """
         rank = self._rank
         lengths = [len(sequence) for sequence in sequences]
@@ -97,9 +97,9 @@ class RecordingDecoder:
             attention=_attention(lengths, rank.layout, rank.comm.device),
             logit_rows=torch.arange(sum(lengths), device=rank.comm.device),
             kv=tuple(kv),
-            lora=self._lora(lengths, digests, max_rank),
+            lora=self._lora(lengths, revisions),
             ends=rank.worker.runner.ends.of_step(
-                np.array(self._numbers(digests)),
+                np.array(self._numbers(revisions)),
                 np.cumsum([0, *lengths]),
                 np.arange(sum(lengths)),
             ),
@@ -109,23 +109,26 @@ class RecordingDecoder:
         return Recorded(sums=list(self._comm.sums), logits=logits)
 
     def _lora(
-        self, lengths: Sequence[int], digests: Sequence[str], max_rank: int
+        self, lengths: Sequence[int], revisions: Sequence[AdapterRevision | None]
     ) -> LoraBatch | None:
+        adapters = [revision for revision in revisions if revision is not None]
+        max_rank = max((revision.max_rank for revision in adapters), default=0)
         if max_rank == 0:
             return None
         arena, device = self._rank.worker.runner.arena, self._rank.comm.device
-        numbers = torch.tensor(self._numbers(digests), dtype=torch.int64, device=device)
+        numbers = torch.tensor(self._numbers(revisions), dtype=torch.int64, device=device)
         segments = LoraSegments(
             offsets=_offsets(lengths).to(device),
             descriptors=numbers,
             max_rank=max_rank,
+            affine=any(revision.traits & AdapterTraits.AFFINE for revision in adapters),
         )
         return LoraBatch(arena=arena.memory, descriptors=arena.descriptors, segments=segments)
 
-    def _numbers(self, digests: Sequence[str]) -> list[int]:
+    def _numbers(self, revisions: Sequence[AdapterRevision | None]) -> list[int]:
         """The descriptor number of each revision."""
         known = self._loaded.descriptors
-        return [known[digest] if digest else NO_ADAPTER for digest in digests]
+        return [NO_ADAPTER if each is None else known[each.digest] for each in revisions]
 
     def _gather(self, logits: Tensor) -> Tensor | None:
         """[T, V of this rank] of all ranks, side by side."""

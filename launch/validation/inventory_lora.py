@@ -10,23 +10,29 @@ import torch
 from torch import Tensor
 
 from launch.validation.entry import TOP, Entry, Kind
+from launch.validation.inventory_affine import affine_entries
 from launch.validation.live_lora import Heads, LiveRecord, RankRows
-from sharding import SITES, Span, WeightSlice, weight_slice
+from launch.validation.whole import WholeSource
+from sharding import SITES, Span, WeightSlice, is_row_parallel, weight_slice
 from tp_engine.adapters import AdapterRevision, LoraModule
 from tp_engine.adapters.targets import module_name
 from tp_engine.rank import Rank
 
 
 def adapter_entries(
-    rank: Rank, adapters: Mapping[str, AdapterRevision], descriptors: Mapping[str, int]
+    rank: Rank,
+    adapters: Mapping[str, AdapterRevision],
+    descriptors: Mapping[str, int],
+    source: WholeSource,
 ) -> list[Entry]:
-    """All rank-rows and words of the resident adapters on one rank; names of one revision share
+    """All rows and words of the resident adapters on one rank; names of one revision share
     them, so it is listed under the first.
 
     Args:
         rank: live.
         adapters: names and what their files hold, unsharded.
         descriptors: by revision digest, where the records begin.
+        source: the base's files.
     """
     entries = []
     firsts = {revision.digest: name for name, revision in reversed(list(adapters.items()))}
@@ -38,12 +44,12 @@ def adapter_entries(
             descriptor=descriptors[revision.digest],
             layers=rank.dims.layers,
         )
-        entries += list(_entries_of(rank, name, revision, record))
+        entries += list(_entries_of(rank, name, revision, record, source))
     return entries
 
 
 def _entries_of(
-    rank: Rank, name: str, revision: AdapterRevision, record: LiveRecord
+    rank: Rank, name: str, revision: AdapterRevision, record: LiveRecord, source: WholeSource
 ) -> Iterator[Entry]:
     ranks, scales = _expected_words(revision, record.layers)
     yield _words(name, Kind.RANK, record, ranks)
@@ -54,6 +60,17 @@ def _entries_of(
         entry = partial(_rows, record, layer, site, module, rank.layout.dtype)
         yield entry("A", f"{stem}.lora_A", WeightSlice(rows=Span(0, module.rank), cols=part.cols))
         yield entry("B", f"{stem}.lora_B", WeightSlice(rows=part.rows, cols=Span(0, module.rank)))
+        added = rank.comm.rank == 0 or not is_row_parallel(layer, site)
+        yield from affine_entries(
+            record,
+            (layer, site),
+            module,
+            name,
+            part,
+            part.rows if added else Span(0, 0),
+            source,
+            rank.layout.dtype,
+        )
 
 
 def _rows(

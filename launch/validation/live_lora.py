@@ -37,15 +37,29 @@ class LiveRecord:
         Raises:
             LiveError: the record says another rank, or points out of the descriptors.
         """
+        first = rank if side == "B" else 0
+        return self._words(layer, site, rank)[first : first + rank]
+
+    def affine_offsets(self, layer: int, site: int, rank: int) -> tuple[int, int]:
+        """The bytes where the gain row and the bias row begin in the arena; -1: there is none.
+
+        Raises:
+            LiveError: as `offsets`.
+        """
+        gain, bias = self._words(layer, site, rank)[2 * rank :].tolist()
+        return gain, bias
+
+    def _words(self, layer: int, site: int, rank: int) -> Tensor:
+        """int64 [2 r + 2], a module's offsets."""
         words = self.arena.descriptors
         word = int(words[self.head(layer, site)])
         first, live_rank = word >> _RANK_BITS, word & ((1 << _RANK_BITS) - 1)
         if live_rank != rank:
             raise LiveError(f"its record says LoRA rank {live_rank} instead of {rank}")
-        start = self.descriptor + first + (rank if side == "B" else 0)
-        if first < 0 or start + rank > words.numel():
+        start, count = self.descriptor + first, 2 * rank + 2
+        if first < 0 or start + count > words.numel():
             raise LiveError(f"its record leads to word {start} of {words.numel()}")
-        return words[start : start + rank]
+        return words[start : start + count]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

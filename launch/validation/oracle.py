@@ -43,11 +43,12 @@ def check_oracle(loaded: Loaded, registry: AdapterRegistry, batch: Batch) -> Res
     check = Check(name="oracle logits")
     result = Result(checks=[check])
     tokens = TokenCheck("oracle greedy tokens", batch, loaded.tokens, tolerance)
-    for group, sequences, digests, top in groups(loaded, registry, batch):
+    for group, sequences, revisions in groups(loaded, registry, batch):
         comm.gather_numbers([1])
-        found = decoder.run(sequences, digests, top).logits
+        found = decoder.run(sequences, revisions).logits
         if oracle is None or found is None:
             continue
+        digests = ["" if revision is None else revision.digest for revision in revisions]
         whole = [oracle.logits(s, d) for s, d in zip(sequences, digests, strict=True)]
         parts = torch.split(found, [len(sequence) for sequence in sequences])
         for i, mine, right in zip(group, parts, whole, strict=True):

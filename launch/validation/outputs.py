@@ -20,7 +20,7 @@ from launch.validation.loading import Loaded, load
 from launch.validation.result import Check, Mismatch, Result
 from launch.validation.tokens import TokenCheck
 from launch.validation.tolerance import EXACT, TOLERANCES, row_errors
-from tp_engine.adapters import AdapterRegistry
+from tp_engine.adapters import AdapterRegistry, AdapterRevision
 from tp_engine.comm import Comm
 
 GROUP = 8
@@ -38,11 +38,11 @@ def check_outputs(loaded: Loaded, registry: AdapterRegistry, batch: Batch) -> Re
     whole = None if alone is None else RecordingDecoder(alone)
     comparison = _Comparison(loaded, batch)
     ran = run_check("load and run unsharded", batch, start)
-    for group, sequences, digests, top in groups(loaded, registry, batch):
+    for group, sequences, revisions in groups(loaded, registry, batch):
         comm.gather_numbers([1])  # nobody waits in a collective while rank 0 works alone
-        mine = sharded.run(sequences, digests, top)
+        mine = sharded.run(sequences, revisions)
         if whole is not None:
-            comparison.add(group, mine, whole.run(sequences, digests, top))
+            comparison.add(group, mine, whole.run(sequences, revisions))
     if alone is not None:
         comparison.tokens.compare_runs(alone.tokens)
     result = comparison.result()
@@ -59,17 +59,13 @@ def run_check(name: str, batch: Batch, start: float) -> Check:
 
 def groups(
     loaded: Loaded, registry: AdapterRegistry, batch: Batch
-) -> Iterator[tuple[range, list[list[int]], list[str], int]]:
-    """The batch in groups: which sequences, their tokens but the last, digests, largest LoRA rank.
-
-    The largest rank is that of the group alone, so that a group of the base runs without LoRA.
-    """
-    ranks = {revision.digest: revision.max_rank for revision in registry.adapters.values()}
+) -> Iterator[tuple[range, list[list[int]], list[AdapterRevision | None]]]:
+    """The batch in groups: which sequences, their tokens but the last, their revisions."""
+    revisions = {revision.digest: revision for revision in registry.adapters.values()}
     for start in range(0, len(batch.prompts), GROUP):
         group = range(start, min(start + GROUP, len(batch.prompts)))
         sequences = [batch.prompts[i] + loaded.tokens[i][:-1] for i in group]
-        digests = [batch.digests[i] for i in group]
-        yield group, sequences, digests, max(ranks.get(digest, 0) for digest in digests)
+        yield group, sequences, [revisions.get(batch.digests[i]) for i in group]
 
 
 class _Comparison:

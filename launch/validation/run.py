@@ -91,7 +91,7 @@ def _entries(loaded: Loaded, registry: AdapterRegistry, checkpoint: Checkpoint) 
     )
     cut, tied = rank.cuts[rank.comm.rank], rank.joined.spec.tie_word_embeddings
     entries = base_entries(rank.weights, cut, rank.dims, source, tied=tied)
-    return entries + adapter_entries(rank, registry.adapters, loaded.descriptors)
+    return entries + adapter_entries(rank, registry.adapters, loaded.descriptors, source)
 
 
 def _check_outputs(

@@ -80,8 +80,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     patterns = {"q_proj": 3, "layers.1.mlp.down_proj": 9}
     mixed = make_peft_adapter(root / "mixed", plain, r=5, rank_pattern=patterns, rslora=True)
     few = make_peft_adapter(root / "few", plain, r=16, targets=["k_proj", "o_proj"], layers=[1])
-    other = make_peft_adapter(root / "other", nf4, r=4, rank_pattern={"v_proj": 7})
-    return Files(plain, nf4, {"mixed": mixed, "few": few}, other)
+    biased = make_peft_adapter(root / "biased", plain, r=2, lora_bias=True)
+    pattern = {"v_proj": 7}
+    other = make_peft_adapter(root / "other", nf4, r=4, rank_pattern=pattern, use_dora=True)
+    return Files(plain, nf4, {"mixed": mixed, "few": few, "biased": biased}, other)
 
 
 def start(world: int, *arguments: str, timeout: float = 280.0) -> subprocess.CompletedProcess[str]:
@@ -134,8 +136,10 @@ def test_sound_ranks_pass_and_a_damaged_one_is_named(
         assert len(report["self_test"]["rounds"]) == 20
         damaged_kinds = {each["kind"] for each in report["self_test"]["rounds"]}
         assert {Kind.LORA_A, Kind.LORA_B, Kind.SCALE, Kind.EMBEDDING, Kind.NORM} <= damaged_kinds
+    for report, kind in zip(sound[:2], (Kind.LORA_BIAS, Kind.GAIN), strict=True):
+        assert kind in {each["kind"] for each in report["self_test"]["rounds"]}
     checks = {check["name"]: check for check in sound[0]["checks"]}
-    assert (checks["greedy tokens"]["elements"] == 3 * 32) if world > 1 else True
+    assert (checks["greedy tokens"]["elements"] == 4 * 32) if world > 1 else True
     assert ("oracle logits" in checks) == (world == 2)
     cut = cut_model(ModelSpec.from_directory(files.nf4).dims(), world)[-1]
     (named,) = (m for m in damaged["mismatches"] if m["rank"] is not None)
