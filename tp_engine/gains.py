@@ -99,7 +99,7 @@ class RankGains:
 
     def _add_parts(self, places: list[tuple[int, int]], squares: list[Tensor]) -> None:
         """Where ranks hold columns, the squares are summed over the ranks, all at once."""
-        summed = [i for i, place in enumerate(places) if is_row_parallel(*place)]
+        summed = [i for i, place in enumerate(places) if is_row_parallel(place[1])]
         if summed:
             total = self._comm.sum_background(torch.cat([squares[i] for i in summed]))
             parts = torch.split(total, [squares[i].numel() for i in summed])

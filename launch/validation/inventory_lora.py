@@ -60,7 +60,7 @@ def _entries_of(
         entry = partial(_rows, record, layer, site, module, rank.layout.dtype)
         yield entry("A", f"{stem}.lora_A", WeightSlice(rows=Span(0, module.rank), cols=part.cols))
         yield entry("B", f"{stem}.lora_B", WeightSlice(rows=part.rows, cols=Span(0, module.rank)))
-        added = rank.comm.rank == 0 or not is_row_parallel(layer, site)
+        added = rank.comm.rank == 0 or not is_row_parallel(site)
         yield from affine_entries(
             record,
             (layer, site),

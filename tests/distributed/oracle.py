@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,6 +21,19 @@ Key = tuple[str | None, tuple[int, ...], tuple[int, ...]]
 """Adapter, prompt, output."""
 
 
+def _with_adapters(base: Any, adapters: Mapping[str, str]) -> Any:
+    model = base
+    with warnings.catch_warnings():
+        # PEFT warns that such an adapter could not be merged, which nobody does here.
+        warnings.filterwarnings("ignore", "`lora_bias=True` was passed")
+        for name, path in adapters.items():
+            if model is base:
+                model = peft.PeftModel.from_pretrained(base, path, adapter_name=name)
+            else:
+                model.load_adapter(path, adapter_name=name)
+    return model
+
+
 class Oracle:
     """One base and its adapters, unmerged. Remembers what it has compared."""
 
@@ -28,17 +42,11 @@ class Oracle:
     ) -> None:
         """``apart``: a model an adapter, for those that PEFT cannot hold beside each other."""
         base = copy.deepcopy(load_oracle(Path(model)))
-        self._model: Any = base
+        self._model: Any = base if apart else _with_adapters(base, adapters)
         self._apart: dict[str, Any] = {}
-        for name, path in adapters.items():
-            if apart:
-                own = peft.PeftModel.from_pretrained(copy.deepcopy(base), path)
-                self._apart[name] = own.to(dtype).eval()
-                continue
-            if self._model is base:
-                self._model = peft.PeftModel.from_pretrained(base, path, adapter_name=name)
-            else:
-                self._model.load_adapter(path, adapter_name=name)
+        for name, path in adapters.items() if apart else ():
+            own = _with_adapters(copy.deepcopy(base), {name: path})
+            self._apart[name] = own.to(dtype).eval()
         self._adapted = self._model is not base
         self._model.to(dtype).eval()
         self._known: dict[Key, Agreement] = {}
