@@ -101,8 +101,12 @@ class Engine:
         ]
 
     def unregister(self, digest: str) -> None:
-        """Forget a revision that no open request uses, on all ranks."""
+        """Forget a revision that no open request uses, on all ranks, and what was computed with it.
+
+        Captured steps know no revisions: only descriptor numbers, which come with each plan.
+        """
         assert not self.users_of(digest), f"revision {digest} is in use"
+        self.prefix.forget(digest)
         self.roster.unregister(digest)
 
     @property

@@ -2,6 +2,7 @@
 
 POST /admin/adapters/NAME/pin       keep it in memory
 POST /admin/adapters/NAME/unpin
+POST /admin/adapters/NAME/preload   {"tier"?}: bring it up before anybody asks for it
 POST /admin/adapters/NAME/drain     {"seconds"?, "remove"?}: give it no new requests
 POST /admin/adapters/NAME/resume    give it requests again
 POST /admin/adapters/NAME/flush     write what was pushed to the store
@@ -10,13 +11,16 @@ POST /admin/flush                   likewise, of all adapters
 
 from __future__ import annotations
 
+import asyncio
 import uuid
+from typing import Literal
 
 import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from server.admin.replies import as_json, carry_out, refusal
+from server.admin.operations import Operation, accepted
+from server.admin.replies import Done, as_json, carry_out, done, refusal
 from server.body import read_body
 from server.errors import ApiError, InvalidRequest
 from server.services import services_of
@@ -26,12 +30,15 @@ from tp_engine.messages import (
     DrainAdapter,
     FlushAdapters,
     PinAdapter,
+    PreloadAdapter,
     ResumeAdapter,
 )
 
 router = APIRouter(prefix="/admin")
 
 MAX_DRAIN_SECONDS = 24 * 3600.0
+PRELOAD_SECONDS = 1.0
+"""Until a preload is answered with an operation to watch."""
 
 
 class DrainFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +50,13 @@ class DrainFields(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the adapter goes when they have ended."""
 
 
+class PreloadFields(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of a preload."""
+
+    tier: Literal["arena", "host"] = "arena"
+    """How far up."""
+
+
 class Flushed(msgspec.Struct, frozen=True, kw_only=True):
     """What was written to the store."""
 
@@ -50,6 +64,7 @@ class Flushed(msgspec.Struct, frozen=True, kw_only=True):
     """Names whose meaning it has now and had not."""
 
 
+_preload_decoder = msgspec.json.Decoder(PreloadFields)
 _drain_decoder = msgspec.json.Decoder(DrainFields)
 
 
@@ -65,6 +80,27 @@ async def unpin(request: Request, name: str) -> Response:
     """Let an idle adapter leave the memory again."""
     call = PinAdapter(call_id=uuid.uuid4().hex, name=name, pinned=False)
     return await carry_out(request, call, "unpinned")
+
+
+@router.post("/adapters/{name:path}/preload")
+async def preload(request: Request, name: str) -> Response:
+    """Bring an adapter up; answers when it is there, or soon with an operation to watch."""
+    services = services_of(request)
+    services.client.require_serving()
+    tier = (await read_body(request, lambda body: _preload_decoder.decode(body or b"{}"))).tier
+    call = PreloadAdapter(call_id=uuid.uuid4().hex, name=name, arena=tier == "arena")
+
+    async def work(_: Operation) -> Done:
+        reply = await services.client.call(call)
+        assert isinstance(reply, AdapterReply)
+        return done(reply, name, "preloaded")
+
+    operation = services.loads.operations.begin(name, f"preload to {tier}", "preloading", work)
+    try:
+        async with asyncio.timeout(PRELOAD_SECONDS):
+            return as_json(await operation.finished())
+    except TimeoutError:
+        return accepted(operation)
 
 
 @router.post("/adapters/{name:path}/drain")

@@ -1,8 +1,9 @@
 """What takes long is an operation: it is begun, watched, and sometimes cancelled.
 
     fetching ─> verifying ─> ready | failed        (cancelled: only while fetching)
+    preloading ─> ready | failed
 
-The engine does the verifying: it keeps, checks and hands out what was fetched.
+The engine does the verifying: it keeps, checks and hands out what was fetched. It also preloads.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from tp_engine.sources import FetchProgress
 
 log = logging.getLogger(__name__)
 
-OperationState = Literal["fetching", "verifying", "ready", "failed", "cancelled"]
-OPEN_STATES: Final = ("fetching", "verifying")
+OperationState = Literal["fetching", "verifying", "preloading", "ready", "failed", "cancelled"]
+OPEN_STATES: Final = ("fetching", "verifying", "preloading")
 MAX_OPEN: Final = 256
 """Operations that may be open."""
 MAX_ENDED: Final = 1000
@@ -67,6 +68,8 @@ class Operation:
     name: str
     source: str
     state: OperationState
+    arrives: bool = True
+    """Whether it brings an adapter; else that is there already."""
     progress: FetchProgress = field(default_factory=FetchProgress)
     created: float = field(default_factory=time.time)
     ended: float | None = None
@@ -130,7 +133,7 @@ class Operations:
         """
         self.check_free(name)
         number = f"op-{next(self._numbers)}-{secrets.token_hex(4)}"
-        operation = Operation(number, name, source, state)
+        operation = Operation(number, name, source, state, arrives=state != "preloading")
         self._all[operation.id] = operation
         operation.task = asyncio.create_task(self._run(operation, work))
         return operation
@@ -174,8 +177,8 @@ class Operations:
         return OperationPage(operations=[each.status() for each in found[:limit]])
 
     def latest(self) -> dict[str, Operation]:
-        """The last operation of each name."""
-        return {operation.name: operation for operation in self._all.values()}
+        """The last operation that has brought each name, or is to."""
+        return {each.name: each for each in self._all.values() if each.arrives}
 
     def cancel(self, number: str) -> Operation:
         """End a fetch; harmless when it has ended.
@@ -185,8 +188,8 @@ class Operations:
             Conflict: the engine is at it, which cannot be cancelled.
         """
         operation = self.find(number)
-        if operation.state == "verifying":
-            text = f"operation {number} is being verified: unload the adapter when that is done"
+        if operation.state in ("verifying", "preloading"):
+            text = f"operation {number} is {operation.state}: unload the adapter when that is done"
             raise Conflict(text, param="id", code="not_cancellable")
         if operation.state == "fetching":
             assert operation.task is not None

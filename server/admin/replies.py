@@ -97,7 +97,7 @@ def refusal(code: str, message: str) -> ApiError:
         return InvalidRequest(message, param="revision", code=code)
     if code == "adapter_loading":
         return Conflict(message, param="lora_name", code=code)
-    if code == "shutting_down":
+    if code in ("shutting_down", "no_room"):
         return Unavailable(message, code=code)
     if code == "store_failed":
         return ApiError(message, code=code)

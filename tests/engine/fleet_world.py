@@ -89,15 +89,16 @@ class World:
         store: AdapterStore | None,
         drain_timeout: float = 60.0,
         flush_interval: float = 0.0,
+        host_pages: int = 1000,
     ) -> None:
-        for name in ("good-2", "good-3", "good-99", "bad"):
+        for name in ("good-2", "good-3", "good-19", "good-20", "good-99", "bad"):
             if not (root / name).exists():
                 write_adapter(root / name, name)
         self.root = root
         self.store = store
-        self.engine, self.worker = make_engine()
-        self.registry = AdapterRegistry(["base"])
         self.loader = FakeLoader(store)
+        self.engine, self.worker = make_engine(host_pages=host_pages, fetch=self.loader.fetch)
+        self.registry = AdapterRegistry(["base"])
         self.pinned = self.loader.restore(self.registry)
         for name, revision in self.registry.adapters.items():
             self.engine.roster.register(name, revision, self.loader.pack(revision))

@@ -130,6 +130,20 @@ def test_an_unloaded_revision_is_forgotten_with_its_last_request(world: World) -
     assert in_store(world) == ({}, set()) and world.unload("x").code == "adapter_not_found"
 
 
+def test_what_was_computed_with_a_revision_goes_with_it(world: World) -> None:
+    for name, adapter in (("x", "good-2"), ("y", "good-3")):
+        world.load(name, adapter)
+        world.ask(name, name)
+    world.run()
+    cached = world.engine.stats().gauges["pages_cached"]
+    world.unload("x")
+    world.settle()
+    assert 0 < world.engine.stats().gauges["pages_cached"] < cached, "that of y stays"
+    world.unload("y")
+    world.settle()
+    assert world.engine.stats().gauges["pages_cached"] == 0
+
+
 def test_a_revision_stays_while_another_name_means_it(world: World) -> None:
     world.load("x", "good-2")
     assert world.load("y", "good-2").revision == "good-2"

@@ -13,6 +13,7 @@ from tp_engine.messages import (
     DrainAdapter,
     FlushAdapters,
     PinAdapter,
+    PreloadAdapter,
     ResumeAdapter,
 )
 
@@ -92,6 +93,54 @@ def test_a_name_that_was_resumed_is_not_taken_away(world: World) -> None:
     assert world.fleet.admit("x") == "good-2"
 
 
+def test_a_preload_brings_an_adapter_into_the_arena(world: World) -> None:
+    world.load("x", "good-2")
+    assert world.show("x").warm and not world.show("x").resident
+    assert world.do(PreloadAdapter, name="x").revision == "good-2"
+    assert world.show("x").resident
+    assert world.engine.stats().gauges["pages_adapters"] == 2
+    assert world.do(PreloadAdapter, name="x").code is None, "again"
+    world.unload("x")
+    assert world.engine.stats().gauges["pages_adapters"] == 0
+
+
+def test_a_preload_that_finds_no_room_is_refused(world: World) -> None:
+    world.load("big", "good-20")
+    world.load("x", "good-19")
+    world.ask("r", "big")
+    world.step()
+    world.step()
+    refused = world.do(PreloadAdapter, name="x")
+    assert refused.code == "no_room" and "19 pages" in refused.message
+
+
+def test_a_preload_of_what_cannot_be_read_says_so(tmp_path: Path) -> None:
+    with world_at(tmp_path, host_pages=3) as world:
+        for name in ("good-2", "good-3"):
+            world.load(name, name)
+        assert not world.show("good-2").warm
+        assert world.store is not None
+        (world.store.directory("good-2") / "adapter_config.json").unlink()
+        refused = world.do(PreloadAdapter, name="good-2", arena=False)
+        assert refused.code == "unreadable" and not world.fleet.busy
+
+
+def test_pinned_adapters_stay_on_the_hosts(tmp_path: Path) -> None:
+    with world_at(tmp_path, host_pages=4) as world:
+        world.load("x", "good-2")
+        world.do(PinAdapter, name="x", pinned=True)
+        world.load("y", "good-3")
+        assert world.show("x").warm and not world.show("y").warm
+        world.do(PinAdapter, name="x", pinned=False)
+        assert world.do(PreloadAdapter, name="y", arena=False).code is None
+        assert world.show("y").warm and not world.show("x").warm
+        world.do(PinAdapter, name="x", pinned=True)
+    with world_at(tmp_path, host_pages=4) as world:
+        world.settle()
+        world.do(PreloadAdapter, name="x", arena=False)
+        assert world.show("x").warm and not world.show("y").warm
+
+
 def test_a_name_that_comes_again_is_as_new(world: World) -> None:
     world.load("x", "good-2")
     world.fleet.admit("x")
@@ -143,6 +192,7 @@ def test_running_and_waiting_requests_are_told_apart(world: World) -> None:
         (DrainAdapter, {"seconds": 1.0, "remove": False}),
         (ResumeAdapter, {}),
         (FlushAdapters, {}),
+        (PreloadAdapter, {}),
     ],
 )
 def test_nothing_is_done_to_a_name_that_means_nothing(

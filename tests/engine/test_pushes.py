@@ -19,7 +19,7 @@ from tests.engine.fleet_world import (
     write_adapter,
 )
 from tp_engine.adapters.store import AdapterStore
-from tp_engine.messages import PinAdapter, PushAdapter
+from tp_engine.messages import PinAdapter, PreloadAdapter, PushAdapter
 
 
 @pytest.fixture
@@ -149,6 +149,31 @@ def test_a_push_beside_another_of_its_name_is_refused(world: World) -> None:
     world.loader.gate.set()
     world.until_answered()
     assert spooled(world) == 1 and known(world.engine) == ["good-4"]
+
+
+def test_a_dirty_adapter_stays_on_the_hosts_until_it_is_written(tmp_path: Path) -> None:
+    with world_at(tmp_path, host_pages=5) as world:
+        write_adapter(tmp_path / "good-4", "good-4")
+        world.push("x", "good-3")
+        world.load("y", "good-2")
+        world.load("z", "good-4")
+        assert world.show("x").warm and not world.show("z").warm
+        world.flush()
+        assert world.show("x").on_disk
+        assert world.do(PreloadAdapter, name="z", arena=False).code is None
+        assert world.show("z").warm and not world.show("x").warm
+        world.ask("r", "x")
+        assert world.run()["r"] == solo("good-3", PROMPT, PARAMS), "read back from the store"
+
+
+def test_a_cold_push_is_read_back_from_its_own_files(tmp_path: Path) -> None:
+    with world_at(tmp_path, host_pages=5) as world:
+        world.push("x", "good-4")
+        world.push("y", "good-3")
+        assert world.show("y").dirty and not world.show("y").warm, "x leaves it no room"
+        world.unload("x")
+        world.ask("r", "y")
+        assert world.run()["r"] == solo("good-3", PROMPT, PARAMS)
 
 
 def test_an_unloaded_push_is_gone_for_good(world: World) -> None:

@@ -1,5 +1,6 @@
 """The routes of an adapter's life: what they ask of the engine, and what they answer."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -7,6 +8,7 @@ import httpx
 import pytest
 
 from server import EngineClient, ServerConfig, create_app
+from server.admin import lifecycle
 from server.auth import ApiKeys
 from tests.server.fake_engine import FakeEngine
 from tp_engine.messages import (
@@ -15,6 +17,7 @@ from tp_engine.messages import (
     DrainAdapter,
     FlushAdapters,
     PinAdapter,
+    PreloadAdapter,
     ResumeAdapter,
 )
 from tp_engine.text import Tokenizer
@@ -85,3 +88,36 @@ async def test_an_unknown_name_is_404(operator: httpx.AsyncClient, engine: FakeE
     )
     for path in ("adapters/x/pin", "adapters/x/drain", "adapters/x/flush"):
         assert (await operator.post(f"/admin/{path}")).status_code == 404
+
+
+async def test_a_preload_answers_when_it_is_there(
+    operator: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    engine.answer = lambda call: AdapterReply(call_id=call.call_id, revision="r")
+    answer = await operator.post("/admin/adapters/x/preload", json={"tier": "host"})
+    assert (answer.status_code, answer.json()["revision"]) == (200, "r")
+    engine.answer = lambda call: AdapterReply(call_id=call.call_id, code="no_room", message="full")
+    refused = await operator.post("/admin/adapters/x/preload")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_room")
+    calls = [call for call in engine.calls if isinstance(call, PreloadAdapter)]
+    assert [call.arena for call in calls] == [False, True]
+    wrong = await operator.post("/admin/adapters/x/preload", json={"tier": "moon"})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "tier")
+
+
+async def test_a_long_preload_is_an_operation_and_no_second_one_is_begun(
+    operator: httpx.AsyncClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "PRELOAD_SECONDS", 0.05)
+    engine.answer = lambda call: AdapterReply(call_id=call.call_id, revision="r")
+    engine.gate.clear()
+    begun = await operator.post("/admin/adapters/x/preload")
+    assert begun.status_code == 202 and begun.json()["state"] == "preloading"
+    assert (await operator.post("/admin/adapters/x/preload")).status_code == 409
+    cancelled = await operator.post(f"{begun.headers['location']}/cancel")
+    assert (cancelled.status_code, cancelled.json()["error"]["code"]) == (409, "not_cancellable")
+    engine.gate.set()
+    async with asyncio.timeout(5):
+        while (await operator.get(begun.headers["location"])).json()["state"] != "ready":
+            await asyncio.sleep(0.01)
+    assert (await operator.get(begun.headers["location"])).json()["result"]["revision"] == "r"

@@ -22,6 +22,8 @@ class Kept:
 
     history: list[str]
     """Revisions that it meant, the present one first."""
+    on_disk: bool = False
+    """Whether the store has the revision."""
     base: str = ""
     """SHA-256 of the base that the revision was registered for, in hex; empty without a store."""
     manifest: dict[str, Any] | None = None

@@ -22,7 +22,6 @@ from typing import Any
 
 from tp_engine.adapters import AdapterError, AdapterRegistry
 from tp_engine.adapters.errors import shown
-from tp_engine.adapters.paths import resolve_adapter_path
 from tp_engine.engine import Engine
 from tp_engine.fleet.arriving import Arriving
 from tp_engine.fleet.dirty import Dirty
@@ -30,7 +29,9 @@ from tp_engine.fleet.errands import CallError, Loaded, Loader, Loading
 from tp_engine.fleet.leaving import Leaving
 from tp_engine.fleet.listing import Listing
 from tp_engine.fleet.names import Names
+from tp_engine.fleet.preloading import Preloading
 from tp_engine.fleet.recording import Recording
+from tp_engine.fleet.roots import Roots
 from tp_engine.fleet.shared import Shared, refusal
 from tp_engine.fleet.usage import Usage
 from tp_engine.messages import (
@@ -43,6 +44,7 @@ from tp_engine.messages import (
     Message,
     MoveAdapter,
     PinAdapter,
+    PreloadAdapter,
     PushAdapter,
     ResumeAdapter,
     UnloadAdapter,
@@ -82,8 +84,7 @@ class AdapterFleet:
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter-reader")
         shared = Shared(engine=engine, registry=registry, loader=loader, reader=self._reader)
         self._shared = shared
-        self._roots = [root.resolve() for root in roots]
-        self._fetched = [] if fetched is None else [fetched.resolve()]
+        self._roots = Roots(roots, fetched)
         self._pinned = set(pinned)
         self._usage = Usage()
         self._leaving = Leaving(shared, drain_timeout)
@@ -91,6 +92,7 @@ class AdapterFleet:
         self._dirty = Dirty(shared, self._leaving, flush_interval)
         self._arriving = Arriving(shared, self._leaving, self._arrived)
         self._names = Names(shared, self._recording, self._dirty, self._pinned, self._remove)
+        self._preloading = Preloading(shared)
         self._listing = Listing(shared, self._dirty, self._usage, self._pinned)
         self._handlers: dict[type[AdapterCall], Callable[[Any], None]] = {
             LoadAdapter: self._load,
@@ -100,6 +102,7 @@ class AdapterFleet:
             PinAdapter: self._names.pin,
             DrainAdapter: self._names.drain,
             ResumeAdapter: self._names.resume,
+            PreloadAdapter: self._preload,
             UnloadAdapter: self._unload,
             ListAdapters: self._listing.begin,
         }
@@ -111,7 +114,7 @@ class AdapterFleet:
         """Whether `turn` has something to wait for."""
         parts = (
             *(self._arriving, self._leaving, self._recording, self._dirty),
-            *(self._names, self._listing),
+            *(self._names, self._preloading, self._listing),
         )
         return any(part.busy for part in parts)
 
@@ -150,6 +153,7 @@ class AdapterFleet:
             *self._arriving.turn(),
             *self._recording.turn(),
             *self._dirty.turn(),
+            *self._preloading.turn(),
             *self._listing.finished(),
             *self._names.turn(),
             *self._leaving.turn(wanted=self._arriving.read()),
@@ -158,6 +162,15 @@ class AdapterFleet:
     def put_away(self) -> bool:
         """Write back what was pushed, for the stop of the service; whether all was tried."""
         return self._dirty.put_away() and not self._arriving.busy
+
+    @property
+    def gauges(self) -> dict[str, float]:
+        """For ``/metrics``."""
+        return {
+            "adapters_dirty": float(len(self._dirty.names)),
+            "adapters_pinned": float(len(self._pinned)),
+            "revisions_draining": float(len(self._leaving)),
+        }
 
     @property
     def unsaved(self) -> list[str]:
@@ -175,7 +188,7 @@ class AdapterFleet:
                 f"adapter {shown(name)} is loaded, with revision {named[name].digest}; "
                 "load_inplace=true replaces it",
             )
-        load = partial(loader.load, self._allowed(call), call.source)
+        load = partial(loader.load, self._roots.allowed(call), call.source)
         self._arriving.begin(call, name, self._once_clean(name, load), loader.record)
 
     def _move(self, call: MoveAdapter) -> None:
@@ -198,6 +211,9 @@ class AdapterFleet:
             self._names.find(call.name)
         self._dirty.flush(call)
 
+    def _preload(self, call: PreloadAdapter) -> None:
+        self._preloading.begin(call, self._names.find(call.name))
+
     def _once_clean(self, name: str, load: Callable[[], Loaded]) -> Callable[[], Loaded]:
         """A load after which a roll back leads to what the name means now, so that is written."""
         writing = self._dirty.begin(name)
@@ -209,17 +225,6 @@ class AdapterFleet:
             return load()
 
         return written_first
-
-    def _allowed(self, call: LoadAdapter) -> Path:
-        path, allowed = call.path, self._fetched if call.source else self._roots
-        if not allowed:
-            reason = "the server was started without --adapter-root"
-            raise CallError("path_refused", f"adapter path {shown(path)} is refused: {reason}")
-        directory = resolve_adapter_path(path)
-        if not any(directory.is_relative_to(root) for root in allowed):
-            roots = ", ".join(map(str, allowed))
-            raise CallError("path_refused", f"adapter path {shown(path)} is not inside {roots}")
-        return directory
 
     def _arrived(self, loading: Loading) -> AdapterReply:
         """Let a name mean a revision that all ranks have."""

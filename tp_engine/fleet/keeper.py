@@ -93,11 +93,12 @@ class Keeper:
         if self._store is None:
             return Kept(history=[])
         base, manifest = self._store.base_digest, None
-        if self._store.has(digest):
+        on_disk = self._store.has(digest)
+        if on_disk:
             found = self._store.revision(digest).manifest
             base, manifest = found.base_digest, msgspec.to_builtins(found) if whole else None
         history = [move.digest for move in self._store.moves(name)]
-        return Kept(history=history, base=base, manifest=manifest)
+        return Kept(history=history, on_disk=on_disk, base=base, manifest=manifest)
 
     def pin(self, name: str, pinned: bool) -> LetGo:
         """Make it last that a name is pinned, or not."""

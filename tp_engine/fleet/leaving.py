@@ -22,6 +22,9 @@ class Leaving:
         self._drain_timeout = drain_timeout
         self._deadlines: dict[str, float] = {}
 
+    def __len__(self) -> int:
+        return len(self._deadlines)
+
     @property
     def busy(self) -> bool:
         """Whether `turn` has something to wait for."""

@@ -100,6 +100,8 @@ class Listing:
             max_rank=footprint.max_rank,
             modules=revision.applied,
             pages=footprint.pages,
+            on_disk=kept.on_disk,
+            warm=shared.engine.roster.is_warm(revision.digest),
             resident=shared.engine.residency.is_resident(footprint.handle),
             requests=open_requests[revision.digest],
             running=running[revision.digest],

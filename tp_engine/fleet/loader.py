@@ -90,6 +90,12 @@ class AdapterLoader(Keeper):
         """Remember where a revision can be read again that the store does not have."""
         self._sources[revision.digest] = Path(revision.source)
 
+    def discard(self, digest: str) -> None:
+        """See `Keeper.discard`."""
+        if not self._loaded[digest]:
+            self._sources.pop(digest, None)
+        super().discard(digest)
+
     def load_pushed(self, directory: Path) -> Loaded:
         """Read, check, cut and pack what was pushed, and keep its files until the store has it.
 

@@ -42,6 +42,8 @@ class PrefixCache:
         self._clock = clock
         self._page_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
+        self._owner_of: dict[int, str] = {}
+        self._owned: dict[str, set[int]] = {}
         self._weight: dict[int, float] = {}
         self._idle: Candidates[int] = Candidates()
         """Pages without references."""
@@ -64,11 +66,19 @@ class PrefixCache:
             pages.append(page)
         return pages
 
-    def publish(self, key: bytes, page: int) -> None:
-        """Offer a page whose tokens are confirmed; the first page of a key stays the one."""
+    def publish(self, key: bytes, page: int, owner: str = "") -> None:
+        """Offer a page whose tokens are confirmed; the first page of a key stays the one.
+
+        Args:
+            key: of its tokens and all before them.
+            page: that holds them.
+            owner: of the key: the digest of an adapter's revision, empty for the base.
+        """
         if self._enabled and key not in self._page_of and page not in self._key_of:
             self._page_of[key] = page
             self._key_of[page] = key
+            self._owner_of[page] = owner
+            self._owned.setdefault(owner, set()).add(page)
 
     def give_back(self, pages: Sequence[int]) -> None:
         """Drop one reference each; known pages stay, as used once more.
@@ -101,10 +111,22 @@ class PrefixCache:
         """Forget that page and free it."""
         found = self._idle.cheapest()
         assert found is not None
-        page = found[1]
+        self._forget(found[1])
+
+    def forget(self, owner: str) -> None:
+        """Forget all pages of an owner; nobody may hold one."""
+        for page in list(self._owned.get(owner, ())):
+            self._forget(page)
+
+    def _forget(self, page: int) -> None:
+        assert page in self._idle, f"page {page} is held"
         self._idle.discard(page)
         self._weight.pop(page)
         del self._page_of[self._key_of.pop(page)]
+        owner = self._owner_of.pop(page)
+        self._owned[owner].remove(page)
+        if not self._owned[owner]:
+            del self._owned[owner]
         self._pool.release(page)
 
     def clear(self) -> None:

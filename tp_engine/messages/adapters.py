@@ -100,6 +100,15 @@ class ResumeAdapter(Message, frozen=True, kw_only=True):
     name: str
 
 
+class PreloadAdapter(Message, frozen=True, kw_only=True):
+    """Bring up what a name means. Answered by `AdapterReply` when it is there."""
+
+    call_id: str
+    name: str
+    arena: bool = True
+    """Whether into the arena; else to the hosts, if it is in neither."""
+
+
 class UnloadAdapter(Message, frozen=True, kw_only=True):
     """Let a name mean nothing. Answered by `AdapterReply` at once; running requests go on."""
 
@@ -107,7 +116,7 @@ class UnloadAdapter(Message, frozen=True, kw_only=True):
     name: str
 
 
-NameCall = PinAdapter | DrainAdapter | ResumeAdapter
+NameCall = PinAdapter | DrainAdapter | ResumeAdapter | PreloadAdapter
 """What is done to a name and what it means stays."""
 AdapterCall = (
     LoadAdapter
@@ -177,6 +186,10 @@ class AdapterStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Modules that it changes."""
     pages: int = 0
     """Arena pages that it takes on each rank when resident."""
+    on_disk: bool = False
+    """Whether the store has it."""
+    warm: bool = False
+    """Whether the hosts have it, on all ranks."""
     resident: bool = False
     """Whether it stands in the arena."""
     requests: int = 0

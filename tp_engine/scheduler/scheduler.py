@@ -149,8 +149,9 @@ class Scheduler:
         """Offer the request's full blocks to the prefix cache: their ids are confirmed."""
         full = min(request.computed, len(request.tokens)) // self._layout.block_tokens
         keys = request.block_keys(full, self._layout.block_tokens)
+        owner = "" if request.adapter is None else request.adapter.digest
         for block in range(request.published, full):
-            self._prefix.publish(keys[block], request.pages[block])
+            self._prefix.publish(keys[block], request.pages[block], owner)
         request.published = max(request.published, full)
 
     def held_pages(self) -> dict[int, int]:

@@ -1,0 +1,77 @@
+"""Adapters that are brought up before anybody asks for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tp_engine.adapters import AdapterRevision
+from tp_engine.adapters.errors import shown
+from tp_engine.fleet.shared import Shared, refusal
+from tp_engine.memory import AdapterFootprint
+from tp_engine.messages import AdapterReply, PreloadAdapter
+from tp_engine.tiers import Stand
+
+
+@dataclass(slots=True)
+class _Preload:
+    call: PreloadAdapter
+    digest: str
+    asked: bool = False
+    """Whether the hosts have been told to fetch it."""
+
+
+class Preloading:
+    """The preloads under way."""
+
+    def __init__(self, shared: Shared) -> None:
+        """Begin with none."""
+        self._shared = shared
+        self._open: list[_Preload] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether `turn` has something to wait for."""
+        return bool(self._open)
+
+    def begin(self, call: PreloadAdapter, revision: AdapterRevision) -> None:
+        """Begin to bring up what a name means now."""
+        self._open.append(_Preload(call, revision.digest))
+
+    def turn(self) -> list[AdapterReply]:
+        """Go on with each; the answers to what is over."""
+        replies = []
+        for preload in list(self._open):
+            reply = self._advance(preload)
+            if reply is not None:
+                self._open.remove(preload)
+                replies.append(reply)
+        return replies
+
+    def _advance(self, preload: _Preload) -> AdapterReply | None:
+        call, engine = preload.call, self._shared.engine
+        adapter = engine.adapters.get(preload.digest)
+        if adapter is None:
+            text = f"adapter {shown(call.name)} went before it was preloaded"
+            return refusal(call.call_id, "adapter_not_found", text)
+        if not engine.tiers.is_at_hand(adapter.handle):
+            return self._fetch(preload, adapter)
+        stand = Stand.READY
+        if call.arena:
+            stand = engine.tiers.bring(adapter, spare=len(engine.scheduler.running))
+        if stand is Stand.NO_ROOM:
+            text = f"what runs leaves no {adapter.pages} pages for adapter {shown(call.name)}"
+            return refusal(call.call_id, "no_room", text)
+        if stand is Stand.COMING:
+            return None
+        return AdapterReply(call_id=call.call_id, revision=preload.digest)
+
+    def _fetch(self, preload: _Preload, adapter: AdapterFootprint) -> AdapterReply | None:
+        tiers = self._shared.engine.tiers
+        if tiers.fetcher.is_on_it(adapter.handle) or tiers.host.is_coming(adapter.handle):
+            return None
+        if preload.asked:
+            text = f"adapter {shown(preload.call.name)} cannot be read: see the server's log"
+            return refusal(preload.call.call_id, "unreadable", text)
+        preload.asked = True
+        tiers.prefetch(adapter)
+        return None
