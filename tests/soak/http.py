@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import uuid
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -77,13 +78,24 @@ class Response:
 
 @asynccontextmanager
 async def opened(
-    target: Target, method: str, path: str, body: Any = None
+    target: Target,
+    method: str,
+    path: str,
+    body: Any = None,
+    files: Mapping[str, bytes] | None = None,
 ) -> AsyncIterator[Response]:
-    """Send a request; leaving before its answer has been read is what a lost client does."""
-    data = b"" if body is None else json.dumps(body).encode()
+    """Send a request; leaving before its answer has been read is what a lost client does.
+
+    Args:
+        body: becomes JSON.
+        files: in place of a body, a form's by name.
+    """
+    kind, data = "application/json", b"" if body is None else json.dumps(body).encode()
+    if files is not None:
+        kind, data = _form(files)
     head = (
         f"{method} {path} HTTP/1.1\r\nhost: {target.host}\r\nauthorization: Bearer {target.key}\r\n"
-        "content-type: application/json\r\nconnection: close\r\n"
+        f"content-type: {kind}\r\nconnection: close\r\n"
         f"content-length: {len(data)}\r\n\r\n"
     )
     reader, writer = await asyncio.open_connection(target.host, target.port)
@@ -95,8 +107,24 @@ async def opened(
         writer.transport.abort()
 
 
-async def ask(target: Target, method: str, path: str, body: Any = None) -> Answer:
+async def ask(
+    target: Target,
+    method: str,
+    path: str,
+    body: Any = None,
+    files: Mapping[str, bytes] | None = None,
+) -> Answer:
     """Send a request and read its whole answer."""
-    async with asyncio.timeout(PATIENCE), opened(target, method, path, body) as response:
+    async with asyncio.timeout(PATIENCE), opened(target, method, path, body, files) as response:
         await response.begin()
         return Answer(status=response.status, body=await response.json())
+
+
+def _form(files: Mapping[str, bytes]) -> tuple[str, bytes]:
+    """Content type and body of ``multipart/form-data``."""
+    mark = uuid.uuid4().hex
+    data = b""
+    for name, content in files.items():
+        head = f'content-disposition: form-data; name="{name}"; filename="{name}"'
+        data += f"--{mark}\r\n{head}\r\n\r\n".encode() + content + b"\r\n"
+    return f"multipart/form-data; boundary={mark}", data + f"--{mark}--\r\n".encode()

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 
 NOTHING = ""
 """As a digest: the name means nothing."""
+DRAINING = "draining"
+"""As a digest: the name takes no requests."""
 
 
 @dataclass(slots=True)
@@ -37,6 +39,10 @@ class Name:
     moves: list[Move] = field(default_factory=list)
     past: list[str] = field(default_factory=list)
     """Revisions that it meant, the present one last."""
+    pushes: list[bool] = field(default_factory=list)
+    """Whether it came to mean each of them by a push."""
+    drained: list[tuple[float, float]] = field(default_factory=list)
+    """When it may have taken no requests, by ``time.monotonic``."""
     undone: list[str] = field(default_factory=list)
     """Revisions that were rolled back, to which it can be promoted until it moves on."""
 
@@ -46,12 +52,30 @@ class Name:
         self.moves.append(move)
         return move
 
-    def moved(self, move: Move, digest: str) -> None:
-        """A load or a promotion has been done."""
+    def moved(self, move: Move, digest: str, *, pushed: bool = False) -> None:
+        """A load, a promotion or a push has been done; pushes on end count as one."""
         move.digest = digest
         self.undone.clear()
-        if self.past[-1:] != [digest]:
-            self.past.append(digest)
+        if self.past[-1:] == [digest]:
+            self.pushes[-1] &= pushed
+            return
+        if pushed and self.pushes[-1:] == [True]:
+            self.past.pop()
+            self.pushes.pop()
+        self.past.append(digest)
+        self.pushes.append(pushed)
+
+    def rolled_back(self, move: Move) -> None:
+        """It means what it meant before."""
+        self.undone.append(self.past.pop())
+        self.pushes.pop()
+        move.digest = self.past[-1]
+
+    def gone(self, move: Move) -> None:
+        """It means nothing any more."""
+        for each in (self.past, self.pushes, self.undone):
+            each.clear()
+        move.digest = NOTHING
 
     def meanings(self, sent: float, answered: float) -> set[str | None]:
         """What it may have meant for a request; None stands for a change still unanswered."""
@@ -61,7 +85,8 @@ class Name:
                 settled = settled if move.digest is None else move.digest
             elif move.began <= answered and (move.digest is not None or move.ended is None):
                 found.add(move.digest)
-        return {settled, *found}
+        draining = any(began <= answered and ended >= sent for began, ended in self.drained)
+        return {settled, *found, *([DRAINING] if draining else [])}
 
 
 class Ledger:

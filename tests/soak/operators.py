@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tests.soak.http import Answer, Target, ask
-from tests.soak.ledger import NOTHING, Ledger, Move, Name
+from tests.soak.ledger import Ledger, Move, Name
 from tests.soak.material import Variant
 
 LOAD, UNLOAD, ADMIN = "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/admin/adapters"
@@ -79,13 +80,16 @@ class Operators:
         (what,) = rng.choices(
             (
                 self._replace,
+                self._push,
                 self._promote,
                 self._roll_back,
                 self._delete_one,
                 self._refuse,
+                self._pin_or_flush,
+                self._drain,
                 self._look,
             ),
-            (35, 15, 20, 15, 8, 7),
+            (22, 16, 14, 17, 12, 6, 5, 4, 4),
         )
         await what(name, rng)
 
@@ -103,14 +107,28 @@ class Operators:
 
     def _loaded(self, name: Name, move: Move, path: Path, body: dict[str, Any]) -> None:
         digest = body["revision"]
-        if self._digests.setdefault(path, digest) != digest:
-            self._ledger.fault(f"{path.name} was {self._digests[path]}, is {digest}")
-        if self.directories.setdefault(digest, path) != path:
-            self._ledger.fault(f"{path.name} and {self.directories[digest].name} are one revision")
+        self._check_digest(path, digest)
         if body["modules_applied"] != body["modules_expected"]:
             self._ledger.fault(f"{path.name}: {body}")
         self._ledger.counts["replaced" if name.past else "loaded"] += 1
         name.moved(move, digest)
+
+    async def _push(self, name: Name, rng: random.Random) -> None:
+        """As a training loop does it."""
+        path = rng.choice(self._variants).path
+        files = {file.name: file.read_bytes() for file in path.iterdir()}
+        move = name.begin()
+        answer = await self._call(move, "POST", f"{ADMIN}/{name.name}/tensors", files=files)
+        if self._expect(answer, 200, f"push {path.name} as {name.name}"):
+            self._check_digest(path, answer.body["revision"])
+            name.moved(move, answer.body["revision"], pushed=True)
+            self._ledger.counts["pushed"] += 1
+
+    def _check_digest(self, path: Path, digest: str) -> None:
+        if self._digests.setdefault(path, digest) != digest:
+            self._ledger.fault(f"{path.name} was {self._digests[path]}, is {digest}")
+        if self.directories.setdefault(digest, path) != path:
+            self._ledger.fault(f"{path.name} and {self.directories[digest].name} are one revision")
 
     async def _load_twice(self, name: Name, rng: random.Random) -> None:
         """Two loads of a new name at once: one of them must win, and say so."""
@@ -150,8 +168,7 @@ class Operators:
             ):
                 self._ledger.fault(f"roll {name.name} back: {answer.body}")
         elif self._expect(answer, 200, f"roll {name.name} back"):
-            name.undone.append(name.past.pop())
-            move.digest = name.past[-1]
+            name.rolled_back(move)
             if answer.body["revision"] != move.digest:
                 self._ledger.fault(f"{name.name} went back to {answer.body}, not {move.digest}")
             self._ledger.counts["rolled back"] += 1
@@ -166,9 +183,7 @@ class Operators:
         else:
             answer = await self._call(move, "DELETE", f"{ADMIN}/{name.name}", None)
         if self._expect(answer, 200, f"delete {name.name}"):
-            name.past.clear()
-            name.undone.clear()
-            move.digest = NOTHING
+            name.gone(move)
             self._ledger.counts["deleted"] += 1
 
     async def _refuse(self, name: Name, rng: random.Random) -> None:
@@ -179,6 +194,23 @@ class Operators:
             self._ledger.fault(f"load what is broken: {answer.body}")
         self._ledger.counts["refused"] += 1
 
+    async def _pin_or_flush(self, name: Name, rng: random.Random) -> None:
+        """What changes no meaning."""
+        what = rng.choice(["pin", "unpin", "flush"])
+        answer = await self._call(name.begin(), "POST", f"{ADMIN}/{name.name}/{what}")
+        self._expect(answer, 200, f"{what} {name.name}")
+        self._ledger.counts["pinned, unpinned or flushed"] += 1
+
+    async def _drain(self, name: Name, rng: random.Random) -> None:
+        """For a moment, no requests."""
+        began = time.monotonic()
+        for what in ("drain", "resume"):
+            answer = await self._call(name.begin(), "POST", f"{ADMIN}/{name.name}/{what}")
+            self._expect(answer, 200, f"{what} {name.name}")
+            await asyncio.sleep(rng.random() / 2)
+        name.drained.append((began, time.monotonic()))
+        self._ledger.counts["drained and resumed"] += 1
+
     async def _look(self, name: Name, rng: random.Random) -> None:
         answer = await ask(self._target, "GET", f"{ADMIN}/{name.name}")
         if self._expect(answer, 200, f"show {name.name}"):
@@ -187,18 +219,27 @@ class Operators:
 
     def check_shown(self, name: Name, shown: dict[str, Any]) -> None:
         """What the server says of a name that nobody is changing."""
-        if [shown["revision"], *shown["history"][1:]] != name.past[::-1]:
+        past = [shown["revision"], *([] if shown["dirty"] else shown["history"][1:])]
+        if past != name.past[::-1][: len(past)] or (
+            len(past) < len(name.past) and not shown["dirty"]
+        ):
             self._ledger.fault(f"{name.name} is shown as {shown}, was {name.past[::-1]}")
 
     # -------------------------------------------------------------------------------------------
 
-    async def _call(self, move: Move, method: str, path: str, body: Any) -> Answer:
-        loop_time = asyncio.get_running_loop().time  # time.monotonic, as the ledger's
-        began = loop_time()
+    async def _call(
+        self,
+        move: Move,
+        method: str,
+        path: str,
+        body: Any = None,
+        files: dict[str, bytes] | None = None,
+    ) -> Answer:
+        began = time.monotonic()
         try:
-            return await ask(self._target, method, path, body)
+            return await ask(self._target, method, path, body, files)
         finally:
-            move.ended = loop_time()
+            move.ended = time.monotonic()
             self.intervals.append((began, move.ended))
 
     def _expect(self, answer: Answer, status: int, what: str) -> bool:

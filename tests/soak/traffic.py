@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.soak.http import PATIENCE, Response, Target, opened
-from tests.soak.ledger import Ledger, Name
+from tests.soak.ledger import DRAINING, NOTHING, Ledger, Name
 from tests.soak.material import VOCABULARY, ids_of
 
 BASE = "base"
@@ -27,7 +27,7 @@ class Seen:
     answered: float
     """When the answer began, by ``time.monotonic``."""
     digest: str
-    """Of the revision that answered; empty: the name was not found."""
+    """Of the revision that answered; or `NOTHING` or `DRAINING`."""
     prompt: list[int]
     outputs: list[list[int]]
     """Token ids; none for a request that was not read to its end."""
@@ -99,7 +99,10 @@ class Traffic:
             answered = time.monotonic()
             if response.status == 404 and name is not None:
                 self._ledger.counts["not found"] += 1
-                return _seen(name, sent, answered, "", body, [])
+                return _seen(name, sent, answered, NOTHING, body, [])
+            if response.status == 503 and answer["error"]["code"] == "adapter_draining":
+                self._ledger.counts["drained"] += 1
+                return _seen(name, sent, answered, DRAINING, body, [])
             if response.status != 200:
                 self._ledger.fault(f"{body['model']}: {response.status} {answer}")
                 return None
