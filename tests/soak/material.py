@@ -27,6 +27,13 @@ CONTEXT = 256
 LAYERS = 2
 CHARACTERS = [chr(code) for code in range(128)][-(VOCABULARY - len(SPECIAL)) :]
 RANKS = (4, 8, 16, 32, 64)
+TARGETS = (
+    *[ALL_TARGETS] * 3,
+    ALL_TARGETS[:4],
+    ("q_proj", "v_proj"),
+    (*ALL_TARGETS, "lm_head"),
+    ("o_proj", "embed_tokens"),
+)
 _SIZES = {  # in, out
     "q_proj": (64, 64),
     "k_proj": (64, 32),
@@ -35,6 +42,8 @@ _SIZES = {  # in, out
     "gate_proj": (64, 128),
     "up_proj": (64, 128),
     "down_proj": (128, 64),
+    "lm_head": (64, VOCABULARY),
+    "embed_tokens": (VOCABULARY, 64),
 }
 _ID_OF = {text: number for number, text in enumerate((*SPECIAL, *CHARACTERS))}
 _TOKEN = re.compile("|".join([*map(re.escape, SPECIAL), "."]), re.DOTALL)
@@ -93,8 +102,10 @@ def make_broken(path: Path) -> Path:
 
 def _make_variant(path: Path, rng: random.Random) -> Variant:
     rank = rng.choice(RANKS)
-    targets = rng.choice([ALL_TARGETS] * 3 + [ALL_TARGETS[:4], ("q_proj", "v_proj")])
-    layers: list[int] | None = rng.choice([None] * 4 + [[1]])
+    targets: tuple[str, ...] = rng.choice(TARGETS)
+    layers: list[int] | None = None
+    if set(targets) <= set(ALL_TARGETS) and rng.random() < 0.2:
+        layers = [1]
     rslora = rng.random() < 0.2
     generator = torch.Generator().manual_seed(rng.randrange(2**31))
     path.mkdir(parents=True)
@@ -118,12 +129,22 @@ def _tensors(
 ) -> dict[str, torch.Tensor]:
     """Of a delta that is about half as large as the base's weights, whatever the rank."""
     tensors = {}
-    for layer in layers:
-        for target in targets:
-            rows, columns = _SIZES[target]
-            part = "mlp" if target in ALL_TARGETS[4:] else "self_attn"
-            name = f"base_model.model.model.layers.{layer}.{part}.{target}"
-            a = torch.randn(rank, rows, generator=generator) * rows**-0.5
-            b = torch.randn(columns, rank, generator=generator) * 0.4 * rank**-0.5
-            tensors |= {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b}
+    for module in _modules(targets, layers):
+        rows, columns = _SIZES[module.rpartition(".")[2]]
+        a = torch.randn(rank, rows, generator=generator) * rows**-0.5
+        b = torch.randn(columns, rank, generator=generator) * 0.4 * rank**-0.5
+        if module.endswith("embed_tokens"):
+            names = ("lora_embedding_A", "lora_embedding_B")
+        else:
+            names = ("lora_A.weight", "lora_B.weight")
+        pair = zip(names, (a, b), strict=True)
+        tensors |= {f"base_model.model.{module}.{name}": each for name, each in pair}
     return tensors
+
+
+def _modules(targets: Sequence[str], layers: Sequence[int]) -> list[str]:
+    linear = [target for target in targets if target in ALL_TARGETS]
+    blocks = {target: "mlp" if target in ALL_TARGETS[4:] else "self_attn" for target in linear}
+    modules = [f"model.layers.{n}.{block}.{t}" for n in layers for t, block in blocks.items()]
+    ends = {"lm_head": "lm_head", "embed_tokens": "model.embed_tokens"}
+    return modules + [name for target, name in ends.items() if target in targets]

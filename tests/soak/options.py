@@ -19,6 +19,8 @@ class SoakOptions:
     """Adapters on disk beyond one a name, for replacements."""
     resident: int = 20
     """Average adapters that the arena has room for, beside the requests' keys and values."""
+    host_memory: str = "16MiB"
+    """Of a rank, for adapters: less than all of them take, so that some must be read again."""
     clients: int = 16
     """Requests open at a time."""
     operators: int = 2

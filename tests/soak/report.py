@@ -6,6 +6,14 @@ from statistics import fmean
 
 from tests.soak.run import Report
 
+COUNTERS = (
+    "steps",
+    "adapter_loads",
+    "adapter_evictions",
+    "adapter_fetches",
+    "adapter_host_evictions",
+    "preemptions",
+)
 SHOWN = 20
 """Faults that are shown at most."""
 
@@ -23,10 +31,7 @@ def report_lines(report: Report) -> list[str]:
             f"in time {' '.join(f'{value:.4g}' for value in values[:: len(values) // 6 or 1])}"
             for name, values in report.gauges.items()
         ),
-        *(
-            f"  {name}: {report.counters[f'tp_engine:{name}_total']:g}"
-            for name in ("steps", "adapter_loads", "adapter_evictions", "preemptions")
-        ),
+        *(f"  {name}: {report.counters[f'tp_engine:{name}_total']:g}" for name in COUNTERS),
         *(f"  {what}: {a:.1f} before, {b:.1f} after" for what, (a, b) in report.growth.items()),
         "steps, in milliseconds of their own; over: longer than 3 medians without loads, and the "
         "same on the wall",

@@ -37,6 +37,7 @@ SAMPLED = (
     "tp_engine:pages_cached",
     "tp_engine:pages_adapters",
     "tp_engine:adapters_resident",
+    "tp_engine:adapters_warm",
 )
 
 
@@ -78,6 +79,8 @@ def run_soak(options: SoakOptions, directory: Path) -> Report:
         f"--admin-key-file={directory / 'admin'}",
         f"--adapter-root={root}",
         f"--adapter-store={directory / 'store'}",
+        f"--adapter-host-memory={options.host_memory}",
+        "--flush-interval=5",
         ranks=options.ranks,
         key=KEY,
         script="tests/soak/serve.py",
@@ -161,7 +164,9 @@ class Soak:
         self._growth.append(self._resources())
         await self._check_list()
         await self._operators.delete_all()
-        await self._until("the base level", self._is_base_level)
+        await self._until("the base level", lambda metrics: not self._left(metrics))
+        if left := self._left(self._counters):
+            self.ledger.fault(f"left at the end: {left}")
 
     async def _watch(self, going: Callable[[], bool]) -> None:
         """Sample the gauges."""
@@ -182,7 +187,7 @@ class Soak:
         deadline = time.monotonic() + QUIET_SECONDS
         while not holds(metrics := await self._metrics()):
             if time.monotonic() > deadline:
-                self.ledger.fault(f"not within {QUIET_SECONDS:g} s: {what}: {metrics}")
+                self.ledger.fault(f"not within {QUIET_SECONDS:g} s: {what}")
                 break
             await asyncio.sleep(0.2)
         self._counters = metrics
@@ -204,15 +209,16 @@ class Soak:
             if listed[name]["requests"]:
                 self.ledger.fault(f"{name} has open requests: {listed[name]}")
 
-    def _is_base_level(self, metrics: dict[str, float]) -> bool:
-        """Whether nothing is left of any adapter or request."""
-        free = metrics["tp_engine:pages_free"] + metrics["tp_engine:pages_cached"]
-        files = [*(self._store / "revisions").iterdir(), *(self._store / "incoming").iterdir()]
-        return (
-            free == metrics["tp_engine:pages_total"]
-            and metrics["tp_engine:adapters"] == 0
-            and not files
-        )
+    def _left(self, metrics: dict[str, float]) -> dict[str, float]:
+        """What is left of adapters and requests that are gone; nothing should be."""
+        gauge = {name.removeprefix("tp_engine:"): value for name, value in metrics.items()}
+        left = {
+            "pages": gauge["pages_total"] - gauge["pages_free"] - gauge["pages_cached"],
+            "host pages": gauge["host_pages_total"] - gauge["host_pages_free"],
+            "revisions": gauge["adapters"],
+            "files": float(sum(path.is_file() for path in self._store.glob("*/**/*"))),
+        }
+        return {name: count for name, count in left.items() if count}
 
     def _memory(self) -> dict[str, float]:
         """MiB by process."""

@@ -22,14 +22,13 @@ def note_steps() -> None:
     between them is part of what a client waits for.
     """
     from tp_engine.engine import Engine
-    from tp_engine.runner import Arena, Runner
+    from tp_engine.runner import Runner
 
     path = Path(os.environ["SOAK_STEPS"]) / f"steps-{os.environ.get('RANK', '0')}"
     file: IO[bytes] = path.open("wb", buffering=0)
     records: list[tuple[float, ...]] = []
-    copied: list[tuple[int, float]] = []
     before: list[tuple[float, float]] = []
-    execute, publish, step = Runner.execute, Arena.publish, Engine.step
+    execute, step = Runner.execute, Engine.step
 
     def stepped(self: Engine) -> Any:
         outputs = step(self)
@@ -37,28 +36,20 @@ def note_steps() -> None:
         return outputs
 
     def noted(self: Runner, plan: Any) -> Any:
-        copied.clear()
         began, waited = before[0] if before else (time.monotonic(), _waited())
         result = execute(self, plan)
         ended = time.monotonic()
         sequences = plan.sequences.reshape(-1, 4)
         rows = int(sequences[:, 1].sum())
-        pages, seconds = sum(p for p, _ in copied), sum(s for _, s in copied)
         waited = _waited() - waited
-        records.append((plan.step, began, ended, waited, rows, len(sequences), pages, seconds))
+        records.append((plan.step, began, ended, waited, rows, len(sequences)))
         if len(records) == NOTED:
             file.write(np.array(records, np.float64).tobytes())
             records.clear()
         return result
 
-    def timed(self: Arena, image: Any, descriptor: int, pages: list[int], layers: int) -> None:
-        began = time.monotonic()
-        publish(self, image, descriptor, pages, layers)
-        copied.append((len(pages), time.monotonic() - began))
-
     Engine.step = stepped  # type: ignore[method-assign]
     Runner.execute = noted  # type: ignore[method-assign]
-    Arena.publish = timed  # type: ignore[method-assign]
 
 
 def _waited() -> float:

@@ -17,10 +17,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-FIELDS = ("step", "began", "ended", "waited", "rows", "sequences", "published", "copied")
+FIELDS = ("step", "began", "ended", "waited", "rows", "sequences")
 """Of a record, float64: number of the plan; seconds by ``time.monotonic`` at both ends; seconds
-that the thread was ready to run but had no core; rows and sequences of the step; pages published in
-it, and the seconds that this took."""
+that the thread was ready to run but had no core; rows and sequences of the step."""
 
 Records = npt.NDArray[np.float64]
 LIMIT = 3.0
@@ -58,8 +57,7 @@ def own_seconds(records: Sequence[Records]) -> tuple[Records, Records, Records]:
     kept = [each[np.isin(each[:, 0], list(steps))] for each in records]
     wall = np.max([each[:, 2] - each[:, 1] for each in kept], axis=0)
     waited = np.sum([each[:, 3] for each in kept], axis=0)
-    copied = np.max([each[:, 7] for each in kept], axis=0)
-    return kept[0], wall - copied, np.maximum(wall - copied - waited, 0.0)
+    return kept[0], wall, np.maximum(wall - waited, 0.0)
 
 
 def kinds_of(
