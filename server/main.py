@@ -174,7 +174,9 @@ def _hide_torch() -> None:
 def main() -> int:
     """Entry point of the process."""
     logging.basicConfig(level=logging.INFO, format="[http] %(message)s", stream=sys.stderr)
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    # Libraries log addresses with what they were signed with, and where keys were found.
+    for name in ("uvicorn.error", "httpx", "botocore", "aiobotocore"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     try:
         return run_front_end(FrontEndSettings.from_json(sys.stdin.buffer.read()))
     except ValueError as error:

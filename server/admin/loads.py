@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 import uuid
 from collections.abc import Mapping
 from functools import partial
@@ -14,7 +16,9 @@ from server.errors import ApiError, InvalidRequest
 from tp_engine.messages import AdapterReply, LoadAdapter
 from tp_engine.sources import CONFIG_NAME, WEIGHTS_NAME, Claim, SourceError, SourceUrl
 
-UPLOADED = "upload"
+log = logging.getLogger(__name__)
+
+UPLOADED = "uploaded"
 """The source of what was uploaded."""
 
 
@@ -97,6 +101,10 @@ class Loads:
         except OSError as error:
             text = f"{url} cannot be kept: {error}"
             raise ApiError(text, code="store_failed") from error
+        seconds, count = time.time() - operation.created, operation.progress.done
+        log.info(
+            "adapter %r: %d bytes fetched from %s in %.1f s", operation.name, count, url, seconds
+        )
         operation.state = "verifying"
         return await self._load_claim(operation, claim=claim, source=str(url), in_place=in_place)
 

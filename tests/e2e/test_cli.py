@@ -154,11 +154,21 @@ def test_a_fetch_is_begun_watched_and_cancelled(cli: Run, web: Web) -> None:
 def test_a_directory_of_this_machine_is_uploaded(cli: Run, root: Path, tmp_path: Path) -> None:
     done = cli("upload", "mine", str(root / "b"))
     assert done.code == 0 and "'mine' added successfully" in done.out
-    assert listed(cli)["mine"]["source"] == "upload"
+    assert listed(cli)["mine"]["source"] == "uploaded"
     assert cli("upload", "mine", str(root / "a"), "--replace").code == 0
     nothing = cli("upload", "other", str(tmp_path))
     assert nothing.code == 2 and "has no adapter_config.json" in nothing.err
     assert cli("unload", "mine").code == 0
+
+
+def test_what_is_pushed_is_served_and_flushed(cli: Run, root: Path) -> None:
+    done = cli("push", "trained", str(root / "a"))
+    assert done.code == 0 and "'trained' pushed successfully" in done.out
+    first = listed(cli)["trained"]
+    assert first["dirty"] and first["source"] == "pushed"
+    assert cli("flush", "trained").code == 0
+    assert not listed(cli)["trained"]["dirty"] and "nothing was to be" in cli("flush").out
+    assert cli("unload", "trained").code == 0
 
 
 def test_what_goes_wrong_has_a_reason_and_a_code(

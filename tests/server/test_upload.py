@@ -68,10 +68,10 @@ async def test_what_is_uploaded_is_handed_to_the_engine_and_gone(
     begun = await post(api, f"{path}", files=parts(BOTH), params={"replace": "true"})
     assert begun.status_code == 202, begun.text
     done = await until(api, begun.json(), "ready", "failed")
-    assert (done["state"], done["name"], done["source"]) == ("ready", path, "upload")
+    assert (done["state"], done["name"], done["source"]) == ("ready", path, "uploaded")
     (call,) = engine.calls
     assert isinstance(call, LoadAdapter)
-    assert (call.name, call.source, call.in_place) == (path, "upload", True)
+    assert (call.name, call.source, call.in_place) == (path, "uploaded", True)
     assert found == BOTH and claims(tmp_path) == []
 
 

@@ -279,6 +279,28 @@ def test_two_fetches_of_one_address_do_not_meet(web: Web, area: FetchArea) -> No
     assert not [*area.claims.iterdir()]
 
 
+def test_a_head_without_a_length_is_no_answer(web: Web, area: FetchArea) -> None:
+    web.head_length = False
+    assert bring(web, area) == adapter_bytes()
+    assert [method for method, _, _ in web.asked].count("GET") == 2 + 2 + 2
+
+
+def test_a_bounded_number_of_rests_is_kept(
+    web: Web, area: FetchArea, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tp_engine.sources.area.MAX_IDLE", 2)
+    for name, data in adapter_bytes().items():
+        web.files |= {f"team/{number}/{name}": data for number in range(3)}
+    for number in range(3):
+        web.break_after = [len(adapter_bytes()[CONFIG]), 100_000, 0, 0, 0]
+        refused("source_failed", web, area, path=f"team/{number}")
+    sent = web.sent
+    assert bring(web, area, "team/2") == bring(web, area, "team/1") == adapter_bytes()
+    assert web.sent - sent == 400_000
+    assert bring(web, area, "team/0") == adapter_bytes()
+    assert web.sent - sent == 700_000 + len(adapter_bytes()[CONFIG])
+
+
 def test_an_unfinished_rest_is_kept_a_week(
     web: Web, area: FetchArea, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,7 @@ class Web:
     headers: dict[str, str] = field(default_factory=dict)
     """Sent in place of the right ones; an empty value: left out."""
     ranges: bool = True
+    head_length: bool = True
     gate: threading.Event = field(default_factory=threading.Event)
     """Closed: bodies stop in the middle until it opens."""
     before_body: Callable[[str], None] | None = None
@@ -91,7 +92,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
         web = self.web
         self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **headers, **web.headers}.items():
+        length = "" if self.command == "HEAD" and not web.head_length else str(len(body))
+        for name, value in {"Content-Length": length, **headers, **web.headers}.items():
             if value:
                 self.send_header(name, value)
         self.end_headers()

@@ -20,6 +20,8 @@ from typing import Final
 
 from tp_engine.sources.partial import PartialFile, PartialState
 
+MAX_IDLE: Final = 32
+"""Directories that are kept for somebody to go on; the oldest go first."""
 KEEP_SECONDS: Final = 7 * 24 * 3600.0
 """How long the rest of a fetch is kept for somebody to go on."""
 
@@ -95,8 +97,14 @@ class Claim:
                 if target.exists():
                     shutil.rmtree(target)
                 self.path.rename(target)
+                for path in sorted(self._idle.iterdir(), key=_age)[MAX_IDLE:]:
+                    shutil.rmtree(path)
         else:
             shutil.rmtree(self.path)
+
+
+def _age(path: Path) -> float:
+    return -path.stat().st_mtime
 
 
 def claims_directory(store: Path) -> Path:

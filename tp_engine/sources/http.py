@@ -49,7 +49,7 @@ class HttpSource:
     def stat(self, name: str) -> RemoteFile:
         """Describe a file from the headers of its response."""
         with self._open("HEAD", name, {}) as answer:
-            if answer.status_code not in (405, 501):
+            if answer.status_code not in (405, 501) and "content-length" in answer.headers:
                 return self._described(name, answer)
         with self._open("GET", name, {}) as answer:
             return self._described(name, answer)
