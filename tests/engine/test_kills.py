@@ -11,8 +11,8 @@ from tests.engine.fake import solo
 from tests.engine.fleet_world import PARAMS, PROMPT, World, open_store, world_at
 from tp_engine.adapters.store import RevisionState
 
-STRIDE = 13
-"""Every thirteenth change of the disk; the store's own test takes each."""
+STRIDE = 9
+"""Every ninth change of the disk; the store's own test takes each."""
 Meanings = dict[str, str]
 STEPS: list[tuple[str, Meanings]] = [
     ("", {}),
