@@ -123,6 +123,9 @@ def _add_names(commands: Any) -> None:
     for command, text in plain.items():
         _name(commands.add_parser(command, help=text))
     _name(commands.add_parser("unload", aliases=["delete"], help="unload an adapter, for good"))
+    preload = commands.add_parser("preload", help="bring an adapter up before anybody asks for it")
+    _name(preload)
+    preload.add_argument("--tier", choices=("arena", "host"), default="arena", help="how far up")
     drain = commands.add_parser("drain", help="give an adapter no new requests")
     _name(drain)
     drain.add_argument("--seconds", type=float, help="that open requests may still take")

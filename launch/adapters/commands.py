@@ -140,6 +140,15 @@ def _promote(arguments: Namespace, server: ControlPlane, output: Output) -> None
     _tell(server.ask("POST", path, json={"revision": arguments.revision}), output)
 
 
+def _preload(arguments: Namespace, server: ControlPlane, output: Output) -> None:
+    path = server.adapter(arguments.name, "preload")
+    answer = server.ask("POST", path, json={"tier": arguments.tier})
+    if "id" in answer:  # it takes longer: an operation
+        _ended(watch(server, answer), output)
+    else:
+        _tell(answer, output)
+
+
 def _drain(arguments: Namespace, server: ControlPlane, output: Output) -> None:
     body: dict[str, Any] = {"remove": arguments.remove}
     if arguments.seconds is not None:
@@ -199,6 +208,7 @@ _COMMANDS: dict[str, Command] = {
     "rollback": _plain("roll_back"),
     "pin": _plain("pin"),
     "unpin": _plain("unpin"),
+    "preload": _preload,
     "drain": _drain,
     "resume": _plain("resume"),
     "flush": _flush,

@@ -20,13 +20,12 @@ def adapters(entries: Iterable[Entry]) -> Table:
     table.add_column("flags")
     table.add_column("source", overflow="fold")
     for entry in entries:
-        where = "arena" if entry["resident"] else "host" if entry["pages"] else ""
         table.add_row(
             Text(entry["name"]),
             _state(entry["state"]),
             entry["revision"][:12],
             *(_number(entry[field]) for field in ("max_rank", "modules", "pages")),
-            where,
+            _tier(entry),
             str(entry["requests"]),
             " ".join(flag for flag in ("pinned", "dirty") if entry[flag]),
             Text(entry["reason"] or entry["source"]),
@@ -93,6 +92,12 @@ def _table(*columns: str) -> Table:
 
 def _state(state: str) -> Text:
     return Text(state, style=_COLOURS.get(state, "cyan"))
+
+
+def _tier(entry: Entry) -> str:
+    """The highest tier that an adapter stands on."""
+    tiers = {"resident": "arena", "warm": "host", "on_disk": "disk"}
+    return next((tier for field, tier in tiers.items() if entry[field]), "")
 
 
 def _number(value: int) -> str:

@@ -20,7 +20,7 @@ from rich.progress import (
 from launch.adapters.client import Answer, ControlPlane
 
 POLL_SECONDS: Final = 0.25
-_OPEN: Final = ("fetching", "verifying")
+_OPEN: Final = ("fetching", "verifying", "preloading")
 
 
 @contextmanager

@@ -99,6 +99,8 @@ def test_an_adapters_life(cli: Run, root: Path) -> None:
     assert shown.code == 0
     for text in ("team/x", second, first, "q_proj", "manifest.base_digest", "[4, 64]"):
         assert text in shown.out, shown.out
+    assert cli("preload", "team/x").code == 0
+    assert listed(cli)["team/x"]["resident"] and "arena" in cli("list").out
     for command in ("pin", "drain", "resume", "unpin"):
         assert cli(command, "team/x").code == 0
         flags = listed(cli)["team/x"]
