@@ -8,6 +8,7 @@ Legend: kind = adapters of one LoRA rank and one set of modules.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,12 +42,20 @@ class AdapterKind:
     """How many there are; also how likely one is among those in use."""
     targets: tuple[str, ...] = SITES
     """Modules, such as ``q_proj``, in every layer."""
+    dora: bool = False
+    """Whether every module has a gain (``use_dora``)."""
+    bias: bool = False
+    """Whether every module has a bias of B (``lora_bias``)."""
 
     def __post_init__(self) -> None:
         for name in ("rank", "count"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"profile: {name}={value!r} must be a whole number from 1 on")
+        for name in ("dora", "bias"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise ValueError(f"profile: {name}={value!r} must be true or false")
         unknown = [target for target in self.targets if target not in SITES]
         if unknown or not self.targets:
             allowed = ", ".join(SITES)
@@ -98,7 +107,7 @@ class Capacity:
 
 
 def read_profile(path: Path) -> tuple[AdapterKind, ...]:
-    """Read ``[{"rank": 16, "count": 200, "targets": ["q_proj", ...]}, ...]``.
+    """Read ``[{"rank": 16, "count": 200, "targets": ["q_proj", ...], "dora": true}, ...]``.
 
     Raises:
         ValueError: it cannot be read, or a field is missing, unknown or out of range.
@@ -111,10 +120,12 @@ def read_profile(path: Path) -> tuple[AdapterKind, ...]:
         raise ValueError(f"profile {path}: must be a list of objects")
     kinds = []
     for line in lines:
-        if not {"rank", "count"} <= set(line) <= {"rank", "count", "targets"}:
-            raise ValueError(f"profile {path}: {line} must have rank and count, may have targets")
+        fields = {field.name for field in dataclasses.fields(AdapterKind)}
+        if not {"rank", "count"} <= set(line) <= fields:
+            more = ", ".join(sorted(fields - {"rank", "count"}))
+            raise ValueError(f"profile {path}: {line} must have rank and count, may have {more}")
         targets = tuple(line.get("targets", SITES))
-        kinds.append(AdapterKind(rank=line["rank"], count=line["count"], targets=targets))
+        kinds.append(AdapterKind(**{**line, "targets": targets}))
     return tuple(kinds)
 
 
@@ -183,7 +194,7 @@ def _kind_need(
 ) -> KindNeed:
     dims = spec.dims()
     modules = {
-        (layer, SITES.index(site)): ModuleRows(kind.rank)
+        (layer, SITES.index(site)): ModuleRows(kind.rank, gain=kind.dora, bias=kind.bias)
         for layer in range(dims.layers)
         for site in kind.targets
     }
@@ -245,6 +256,8 @@ def as_json(capacity: Capacity) -> dict[str, object]:
                 "rank": need.kind.rank,
                 "count": need.kind.count,
                 "targets": list(need.kind.targets),
+                "dora": need.kind.dora,
+                "bias": need.kind.bias,
                 "row_bytes": need.row_bytes,
                 "pages": need.pages,
                 "allocated_bytes": need.allocated,

@@ -189,8 +189,7 @@ class Engine:
         Args:
             max_rank: LoRA rank to prepare for; at least those of the adapters that there are.
         """
-        ranks = [max_rank, *(adapter.max_rank for adapter in self.adapters.values())]
-        plan = self._planner.control(PlanKind.CAPTURE, max_rank=max(ranks))
+        plan = self._planner.capture(self.adapters.values(), max_rank)
         self._send(plan)
         self.worker.run(plan)
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from tp_engine.adapters import AdapterTraits
 from tp_engine.host_step import HostStep
 from tp_engine.step import StepLogits
 from tp_engine.step_shape import StepShape, decode_shapes, mixed_shapes
@@ -115,14 +116,15 @@ class StepGraphs:
             padded, max_context=key.max_context, max_rank=key.max_rank, traits=key.traits
         )
 
-    def capture_all(self, max_rank: int) -> None:
-        """Capture every shape and context bound, without adapters and for ranks to ``max_rank``.
+    def capture_all(self, max_rank: int, traits: int) -> None:
+        """Capture every shape and context bound, without adapters, for ranks to ``max_rank``, and
+        for these ranks with ``traits`` if there are any.
 
         Longer steps with adapters are launched once, for their kernels to be compiled.
         """
         start, free = time.monotonic(), torch.cuda.mem_get_info(self._device)[0]
         known = len(self._captured)
-        for key in self.keys(max_rank):
+        for key in self.keys(max_rank, traits):
             if key not in self._captured:
                 self._capture(key)
         for key in self._longer(max_rank):
@@ -135,20 +137,27 @@ class StepGraphs:
             (free - torch.cuda.mem_get_info(self._device)[0]) / 2**20,
         )
 
-    def keys(self, max_rank: int) -> Iterator[GraphKey]:
+    def keys(self, max_rank: int, traits: int) -> Iterator[GraphKey]:
         """What `capture_all` captures, the largest shape first: the rest fits in its memory."""
-        ranks = [0, *_ranks(max_rank)]
+        adapters = [(rank, have) for have in sorted({0, traits}) for rank in _ranks(max_rank)]
         for shape in (*reversed(self._mixed), *reversed(self._decodes)):
             for context in bounds(MIN_CONTEXT, 4, self._max_context):
                 if shape.prompts == 0 or context <= MIXED_CONTEXT:
-                    yield from (GraphKey(shape, context, rank) for rank in ranks)
+                    yield GraphKey(shape, context, 0)
+                    yield from (GraphKey(shape, context, *each) for each in adapters)
 
     def _longer(self, max_rank: int) -> Iterator[GraphKey]:
-        """Steps beyond all shapes; kernels tell a single segment from several."""
+        """Steps beyond all shapes; kernels tell a single segment from several.
+
+        The kernel for gains and biases is the same whatever the rows and ranks.
+        """
+        context = min(MIN_CONTEXT, self._max_context)
         for rank in _ranks(max_rank):
             for rows in {min(rows, self._max_rows) for rows in LONG_ROWS}:
                 for shape in (StepShape(rows, 0, 1), StepShape(rows, 1, 1)):
-                    yield GraphKey(shape, min(MIN_CONTEXT, self._max_context), rank)
+                    yield GraphKey(shape, context, rank)
+                    if rank == MIN_RANK:
+                        yield GraphKey(shape, context, rank, AdapterTraits.AFFINE)
 
     def _capture(self, key: GraphKey) -> None:
         host = self.padded(HostStep.empty(), key)

@@ -48,7 +48,7 @@ class PlanKind(IntEnum):
     STOP = 5
     """Leave the serving loop and the process."""
     CAPTURE = 6
-    """Capture steps of few rows for LoRA ranks up to ``max_rank``."""
+    """Capture steps of few rows for LoRA ranks up to ``max_rank``, and with ``traits``."""
     DELIVER = 7
     """Begin to receive an adapter's page images (`adapter`: handle, descriptor words, host pages),
     see `tp_engine.delivery`."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -13,21 +12,21 @@ from pathlib import Path
 import torch
 
 from kernels import ops_for
-from sharding import SITES, ModelDims, RankCut, cut_model
+from sharding import ModelDims, RankCut, cut_model
 from tp_engine.adapters import AdapterRegistry, load_adapters, longest_row_bytes, pack_adapter
 from tp_engine.adapters.ends.base import BaseFiles
 from tp_engine.adapters.ends.record import EndSizes
 from tp_engine.admission import EngineLimits
 from tp_engine.comm import Comm
-from tp_engine.config import EngineConfig, default_cpu_arena, default_host_memory
+from tp_engine.config import EngineConfig
 from tp_engine.engine import Engine
 from tp_engine.fetching import Fetch
 from tp_engine.gains import RankGains
-from tp_engine.host_memory import free_host_bytes
 from tp_engine.host_pages import HostPages
 from tp_engine.join import Joined
 from tp_engine.memory import PageLayout, kv_block_bytes, kv_views
 from tp_engine.models import Decoder
+from tp_engine.room import agree_on_host_pages, agree_on_pages, descriptor_words
 from tp_engine.runner import Arena, Runner
 from tp_engine.sampling import Sampler, SlotStates
 from tp_engine.weights import RankWeights, load_weights
@@ -87,12 +86,12 @@ def build_rank(joined: Joined, phase: Phase = nullcontext) -> Rank:
     states = SlotStates(config.max_num_seqs + 1, cuts[comm.rank].vocab, comm.device)
     layout = PageLayout.choose(dims, cuts, dtype, longest_row_bytes(dims, cuts, dtype))
     with phase("reserve the arena"):
-        num_pages = _agree_on_pages(config, layout, comm)
-        words = _descriptor_words(dims, layout, num_pages)
+        num_pages = agree_on_pages(config, layout, comm)
+        words = descriptor_words(dims, layout, num_pages)
         arena = Arena.allocate(layout, num_pages, words, comm.device)
     with phase("reserve host memory"):
         host = HostPages(
-            _agree_on_host_pages(config, layout, comm),
+            agree_on_host_pages(config, layout, comm),
             layout.page_bytes,
             pinned=comm.device.type == "cuda",
         )
@@ -254,51 +253,3 @@ def _build_runner(
         spell_out=ops.spell_out,
         capture=ops.capturable and joined.backend == "nccl" and not config.enforce_eager,
     )
-
-
-def _agree_on_pages(config: EngineConfig, layout: PageLayout, comm: Comm) -> int:
-    """The page count that every rank can hold.
-
-    Raises:
-        ValueError: not even one sequence of one block beside its adapter's page fits.
-    """
-    wanted = config.num_pages or _arena_bytes(config, comm) // layout.page_bytes
-    pages = min(numbers[0] for numbers in comm.gather_numbers([wanted]))
-    if pages < 2:
-        raise ValueError(
-            f"num_pages={pages} is not allowed: at least 2 pages of {layout.page_bytes} bytes are "
-            "needed; raise arena_bytes or gpu_memory_utilization, or use more ranks"
-        )
-    return pages
-
-
-def _arena_bytes(config: EngineConfig, comm: Comm) -> int:
-    if config.arena_bytes is not None:
-        return config.arena_bytes
-    if comm.device.type == "cpu":
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        return default_cpu_arena(free_host_bytes(), local)
-    free, total = torch.cuda.mem_get_info(comm.device)
-    return max(0, int(free - (1 - config.gpu_memory_utilization) * total))
-
-
-def _agree_on_host_pages(config: EngineConfig, layout: PageLayout, comm: Comm) -> int:
-    """The pages that every rank's host has for adapters."""
-    wanted = config.adapter_host_memory
-    if wanted is None:
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        wanted = default_host_memory(free_host_bytes(), local)
-    return min(numbers[0] for numbers in comm.gather_numbers([wanted // layout.page_bytes]))
-
-
-def _descriptor_words(dims: ModelDims, layout: PageLayout, num_pages: int) -> int:
-    """Room for the records of as many rank-rows of the mean length as the arena can hold.
-
-    A record has at most four words for every site of a layer and one a rank-row; an adapter takes
-    one page or more.
-    """
-    attention = (dims.heads + dims.kv_heads) * dims.head_dim
-    width = 3 * dims.hidden + 2 * attention + dims.intermediate * 3 + 4 * dims.hidden
-    mean_row = width * layout.dtype.itemsize // (2 * len(SITES))
-    head = 4 * (dims.layers + 1) * len(SITES)
-    return num_pages * (head + layout.page_bytes // mean_row + 1)

@@ -124,10 +124,10 @@ class Runner:
         )
 
     @torch.inference_mode()
-    def capture(self, max_rank: int) -> None:
+    def capture(self, max_rank: int, traits: int) -> None:
         """Capture steps now rather than when they are first needed."""
         if self._graphs is not None:
-            self._graphs.capture_all(max_rank)
+            self._graphs.capture_all(max_rank, traits)
 
     def _forward(self, host: HostStep) -> StepLogits:
         ends = self.ends.of_step(host.descriptors, host.segment_offsets, host.logit_rows)

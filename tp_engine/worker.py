@@ -41,7 +41,7 @@ class Worker:
         if plan.kind is PlanKind.STEP:
             return self.runner.execute(plan)
         if plan.kind is PlanKind.CAPTURE:
-            self.runner.capture(plan.max_rank)
+            self.runner.capture(plan.max_rank, plan.traits)
         elif plan.kind is PlanKind.DELIVER:
             handle, words, *pages = plan.adapter.tolist()
             self.delivery.begin(handle, words, pages, images)

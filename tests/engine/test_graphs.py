@@ -10,10 +10,13 @@ import pytest
 import torch
 
 from tests.engine.test_step import MIXED, plan
+from tp_engine.adapters import AdapterTraits
 from tp_engine.graphs import MIXED_CONTEXT, GraphKey, StepGraphs, bound, bounds
 from tp_engine.host_step import HostStep
 from tp_engine.plan import NO_ADAPTER
 from tp_engine.step_shape import MIXED_ROWS, StepShape, batch_sizes, decode_shapes, mixed_shapes
+
+AFFINE = int(AdapterTraits.AFFINE)
 
 
 def graphs(max_num_seqs: int = 64, max_model_len: int = 10_000, max_rows: int = 8192) -> StepGraphs:
@@ -115,14 +118,18 @@ def test_longer_steps_are_launched_with_one_segment_and_with_two() -> None:
     steps = [known.padded(HostStep.empty(), key) for key in keys]
     assert {step.descriptors.size for step in steps} == {1, 2}
     assert all(step.segment_offsets[-1] == step.tokens.size for step in steps)
+    assert {(key.max_rank, key.traits) for key in keys} == {(16, 0), (16, AFFINE), (32, 0)}
     assert not list(known._longer(max_rank=0))
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 5, 64, 200])
 def test_every_step_of_few_rows_is_captured_beforehand(max_num_seqs: int) -> None:
     known, random = graphs(max_num_seqs, max_rows=1200), np.random.default_rng(max_num_seqs)
-    captured = set(known.keys(max_rank=33))
-    assert {key.max_rank for key in captured} == {0, 16, 32, 64}
+    captured = set(known.keys(max_rank=33, traits=0))
+    assert {(key.max_rank, key.traits) for key in captured} == {(r, 0) for r in (0, 16, 32, 64)}
+    more = set(known.keys(max_rank=33, traits=AFFINE)) - captured
+    assert {(key.max_rank, key.traits) for key in more} == {(r, AFFINE) for r in (16, 32, 64)}
+    assert {replace(key, traits=0) for key in more} == {key for key in captured if key.max_rank}
     for _ in range(200):
         count = int(random.integers(1, max_num_seqs + 1))
         rows = random.choice([1, 1, 1, 2, 20], count)

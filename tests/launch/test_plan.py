@@ -49,11 +49,22 @@ def test_the_plan_is_what_the_engine_reports(model: Path, tmp_path: Path) -> Non
     llm.close()
 
 
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "dora": {"use_dora": True},
+    "bias": {"lora_bias": True},
+}
+
+
+@pytest.mark.parametrize("extra", KINDS)
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
-def test_an_adapters_pages_are_those_of_its_images(world: int, model: Path, tmp_path: Path) -> None:
-    adapter = make_peft_adapter(tmp_path / "a", model, r=7)
+def test_an_adapters_pages_are_those_of_its_images(
+    world: int, extra: str, model: Path, tmp_path: Path
+) -> None:
+    adapter = make_peft_adapter(tmp_path / "a", model, r=7, **KINDS[extra])
     spec = ModelSpec.from_directory(model)
-    capacity = capacity_of(model, world, [AdapterKind(rank=7, count=3)], arena_bytes=1 << 22)
+    kind = AdapterKind(rank=7, count=3, dora=extra == "dora", bias=extra == "bias")
+    capacity = capacity_of(model, world, [kind], arena_bytes=1 << 22)
     (need,) = capacity.kinds
     images = pack_adapter(
         read_adapter(adapter, spec),
@@ -64,6 +75,8 @@ def test_an_adapters_pages_are_those_of_its_images(world: int, model: Path, tmp_
     )
     assert {image.pages.shape[0] for image in images} == {need.pages}
     assert need.allocated == images[0].pages.nbytes >= need.row_bytes
+    plain = capacity_of(model, world, [AdapterKind(rank=7, count=3)], arena_bytes=1 << 22)
+    assert (need.row_bytes > plain.kinds[0].row_bytes) == (extra != "plain")
     assert capacity.host_bytes == 3 * images[0].pages.nbytes
 
 
@@ -112,6 +125,8 @@ def test_the_command_prints_the_plan(
         ('[{"rank": 4}]', "must have rank and count"),
         ('[{"rank": 0, "count": 1}]', "rank=0 must be a whole number from 1 on"),
         ('[{"rank": 4, "count": "x"}]', "count='x' must be"),
+        ('[{"rank": 4, "count": 1, "dora": 1}]', "dora=1 must be true or false"),
+        ('[{"rank": 4, "count": 1, "size": 1}]', "may have bias, dora, targets"),
         ('[{"rank": 4, "count": 1, "targets": ["nope"]}]', "targets=.'nope'. must be some of"),
     ],
 )

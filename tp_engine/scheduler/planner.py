@@ -5,14 +5,15 @@ Sequences of one row come first, then the others; in both, those of one adapter 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from itertools import groupby
 from operator import or_
+from typing import TypedDict
 
 import numpy as np
 
-from tp_engine.memory import PagePool
+from tp_engine.memory import AdapterFootprint, PagePool
 from tp_engine.plan import LAST_SAMPLED, NO_ADAPTER, IntArray, PlanKind, StepPlan
 from tp_engine.sampling import sampling_needs, slot_init
 from tp_engine.scheduler.request import Request, Work
@@ -26,9 +27,15 @@ class Planner:
         self._eos_ids = eos_ids
         self._step = 0
 
-    def control(self, kind: PlanKind, adapter: Sequence[int] = (), max_rank: int = 0) -> StepPlan:
+    def control(self, kind: PlanKind, adapter: Sequence[int] = ()) -> StepPlan:
         """A plan without a step."""
-        return StepPlan(kind=kind, step=self._next(), adapter=_array(adapter), max_rank=max_rank)
+        return StepPlan(kind=kind, step=self._next(), adapter=_array(adapter))
+
+    def capture(self, adapters: Iterable[AdapterFootprint], max_rank: int) -> StepPlan:
+        """The plan to prepare for these adapters and for LoRA ranks up to ``max_rank``."""
+        needs = _needs(adapters)
+        needs["max_rank"] = max(needs["max_rank"], max_rank)
+        return StepPlan(kind=PlanKind.CAPTURE, step=self._next(), **needs)
 
     def step(self, work: Sequence[Work]) -> tuple[StepPlan, list[Work]]:
         """The plan for some work, and the same work in the order of the plan's sequences."""
@@ -46,8 +53,7 @@ class Planner:
             sequences=_array([number for item in ordered for number in _sequence(item)]),
             tokens=_array([token for item in ordered for token in _tokens(item)]),
             segments=_array(_segments(ordered)),
-            max_rank=max((adapter.max_rank for adapter in adapters), default=0),
-            traits=reduce(or_, (adapter.traits for adapter in adapters), 0),
+            **_needs(adapters),
             candidates=candidates,
             full_rows=_array(full_rows),
         )
@@ -81,6 +87,21 @@ class Planner:
                     prompt_len=request.prompt_len,
                 ).encode()
         return words
+
+
+class _Needs(TypedDict):
+    """What a plan says of all its adapters together."""
+
+    max_rank: int
+    traits: int
+
+
+def _needs(adapters: Iterable[AdapterFootprint]) -> _Needs:
+    known = list(adapters)
+    return {
+        "max_rank": max((adapter.max_rank for adapter in known), default=0),
+        "traits": reduce(or_, (adapter.traits for adapter in known), 0),
+    }
 
 
 def _array(words: Sequence[int]) -> IntArray:
