@@ -6,6 +6,8 @@ record that it copies there, and looks it up by the descriptor numbers of a step
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -52,6 +54,10 @@ class ResidentEnds:
         else:
             self._by_descriptor.pop(descriptor, None)
 
+    def changes(self, descriptor: int) -> Mapping[int, TokenRows]:
+        """What the adapter of a record changes, by end."""
+        return self._by_descriptor.get(descriptor, {})
+
     def of_step(
         self, descriptors: IntArray, segment_offsets: IntArray, logit_rows: IntArray
     ) -> EndRows | None:
@@ -67,7 +73,7 @@ class ResidentEnds:
         heads = np.searchsorted(logit_rows, segment_offsets)
         ends: tuple[list[tuple[slice, TokenRows]], ...] = ([], [])
         for i, descriptor in enumerate(descriptors.tolist()):
-            changes = self._by_descriptor.get(descriptor, {})
+            changes = self.changes(descriptor)
             for end, bounds in ((EMBEDDING, segment_offsets), (HEAD, heads)):
                 rows = slice(int(bounds[i]), int(bounds[i + 1]))
                 if end in changes and rows.start < rows.stop:

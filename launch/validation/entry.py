@@ -33,6 +33,9 @@ class Kind(StrEnum):
     RANK = "LoRA ranks"
     GAIN = "LoRA gains"
     LORA_BIAS = "LoRA biases"
+    TOKEN_ROWS = "LoRA rows of embedding and LM head"
+    REPLACED = "replaced rows of embedding and LM head"
+    REPLACED_IDS = "replaced tokens"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from launch.validation.entry import TOP, Entry, Kind
 from launch.validation.inventory_affine import affine_entries
+from launch.validation.inventory_ends import end_entries
 from launch.validation.live_lora import Heads, LiveRecord, RankRows
 from launch.validation.whole import WholeSource
 from sharding import SITES, Span, WeightSlice, is_row_parallel, weight_slice
@@ -45,6 +46,7 @@ def adapter_entries(
             layers=rank.dims.layers,
         )
         entries += list(_entries_of(rank, name, revision, record, source))
+        entries += list(end_entries(rank, name, revision, record.descriptor))
     return entries
 
 
@@ -55,6 +57,8 @@ def _entries_of(
     yield _words(name, Kind.RANK, record, ranks)
     yield _words(name, Kind.SCALE, record, scales)
     for (layer, site), module in revision.modules.items():
+        if layer == TOP:
+            continue  # see `end_entries`
         part = weight_slice(rank.dims, rank.cuts[rank.comm.rank].layers[layer], site)
         stem = f"{name}: {module_name(layer, site)}"
         entry = partial(_rows, record, layer, site, module, rank.layout.dtype)
@@ -121,6 +125,7 @@ def _expected_words(revision: AdapterRevision, layers: int) -> tuple[Tensor, Ten
     ranks = torch.zeros((layers, len(SITES)), dtype=torch.int64)
     scales = torch.zeros((layers, len(SITES)), dtype=torch.float64)
     for (layer, site), module in revision.modules.items():
-        ranks[layer, site] = module.rank
-        scales[layer, site] = module.scale
+        if layer != TOP:
+            ranks[layer, site] = module.rank
+            scales[layer, site] = module.scale
     return ranks, scales

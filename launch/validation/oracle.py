@@ -7,6 +7,7 @@ Legend: T rows of a group, V vocabulary.
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 import warnings
@@ -88,6 +89,7 @@ class _Oracle:
         config = loaded.rank.config
         with _quiet():
             self._model = _load(loaded.rank.joined.directory, quantize=config.quantize is not None)
+            self._apart = _adapted_apart(self._model, adapters)
             self._peft = _add_adapters(self._model, adapters)
             self._model.double()
 
@@ -95,6 +97,8 @@ class _Oracle:
     def logits(self, tokens: list[int], digest: str) -> Tensor:
         """float64 [T, V] of one sequence under a revision; under the base where it is empty."""
         ids = torch.tensor([tokens])
+        if digest in self._apart:
+            return self._run(self._apart[digest], ids)
         if self._peft is None:
             return self._run(self._model, ids)
         if not digest:
@@ -154,16 +158,32 @@ def _values(bnb: Any, packed: Tensor, state: Any) -> Tensor:
     return values.reshape(shape)
 
 
-def _add_adapters(model: Any, adapters: Mapping[str, AdapterRevision]) -> Any:
-    """The model with every revision under its digest; None without adapters."""
-    if not adapters:
-        return None
+def _adapted_apart(model: Any, adapters: Mapping[str, AdapterRevision]) -> dict[str, Any]:
+    """By digest a model of its own for each revision that changes the embedding or the LM head:
+    PEFT holds no two of them in one."""
+    return {
+        revision.digest: _peft()
+        .PeftModel.from_pretrained(copy.deepcopy(model), revision.source)
+        .double()
+        .eval()
+        for revision in adapters.values()
+        if revision.ends
+    }
+
+
+def _peft() -> Any:
     try:
         import peft
     except ImportError as error:
         raise ValueError(f"{error}; {INSTALL}") from error
+    return peft
+
+
+def _add_adapters(model: Any, adapters: Mapping[str, AdapterRevision]) -> Any:
+    """The model with every revision of the layers alone under its digest; None without any."""
     wrapped = None
-    for digest, source in {r.digest: r.source for r in adapters.values()}.items():
+    for digest, source in {r.digest: r.source for r in adapters.values() if not r.ends}.items():
+        peft = _peft()
         if wrapped is None:
             wrapped = peft.PeftModel.from_pretrained(model, source, adapter_name=digest)
         else:

@@ -81,9 +81,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     mixed = make_peft_adapter(root / "mixed", plain, r=5, rank_pattern=patterns, rslora=True)
     few = make_peft_adapter(root / "few", plain, r=16, targets=["k_proj", "o_proj"], layers=[1])
     biased = make_peft_adapter(root / "biased", plain, r=2, lora_bias=True)
+    rows: dict[str, Any] = {"trainable_token_indices": [1, 70, 130, 199]}
+    head = make_peft_adapter(root / "head", plain, targets=["q_proj", "lm_head"], **rows)
+    embed: dict[str, Any] = {"modules_to_save": ["lm_head"], "targets": ["v_proj", "embed_tokens"]}
+    saved = make_peft_adapter(root / "saved", plain, r=3, seed=1, **embed)
     pattern = {"v_proj": 7}
-    other = make_peft_adapter(root / "other", nf4, r=4, rank_pattern=pattern, use_dora=True)
-    return Files(plain, nf4, {"mixed": mixed, "few": few, "biased": biased}, other)
+    other = make_peft_adapter(root / "other", nf4, r=4, rank_pattern=pattern, use_dora=True, **rows)
+    adapters = {"mixed": mixed, "few": few, "biased": biased, "head": head, "saved": saved}
+    return Files(plain, nf4, adapters, other)
 
 
 def start(world: int, *arguments: str, timeout: float = 280.0) -> subprocess.CompletedProcess[str]:
@@ -136,10 +141,12 @@ def test_sound_ranks_pass_and_a_damaged_one_is_named(
         assert len(report["self_test"]["rounds"]) == 20
         damaged_kinds = {each["kind"] for each in report["self_test"]["rounds"]}
         assert {Kind.LORA_A, Kind.LORA_B, Kind.SCALE, Kind.EMBEDDING, Kind.NORM} <= damaged_kinds
-    for report, kind in zip(sound[:2], (Kind.LORA_BIAS, Kind.GAIN), strict=True):
-        assert kind in {each["kind"] for each in report["self_test"]["rounds"]}
+        assert {Kind.REPLACED, Kind.REPLACED_IDS} <= damaged_kinds
+    kinds = ({Kind.LORA_BIAS, Kind.TOKEN_ROWS}, {Kind.GAIN})
+    for report, some in zip(sound[:2], kinds, strict=True):
+        assert some <= {each["kind"] for each in report["self_test"]["rounds"]}
     checks = {check["name"]: check for check in sound[0]["checks"]}
-    assert (checks["greedy tokens"]["elements"] == 4 * 32) if world > 1 else True
+    assert (checks["greedy tokens"]["elements"] == 6 * 32) if world > 1 else True
     assert ("oracle logits" in checks) == (world == 2)
     cut = cut_model(ModelSpec.from_directory(files.nf4).dims(), world)[-1]
     (named,) = (m for m in damaged["mismatches"] if m["rank"] is not None)
@@ -198,9 +205,8 @@ def test_every_kind_of_damage_is_named_at_world_size_1(
     assert not result.mismatches
     test = run_self_test(comm, entries, parts, seed=3, rounds=60)
     assert test.ok, [each for each in test.rounds if not each.ok]
-    assert {each.kind for each in test.rounds} == {
-        kind for kind in Kind if kind not in (*NEVER, Kind.HEAD, Kind.DENSE, Kind.COPY)
-    }
+    elsewhere = {Kind.HEAD, Kind.DENSE, Kind.COPY, Kind.LORA_BIAS, Kind.TOKEN_ROWS}
+    assert {each.kind for each in test.rounds} == set(Kind) - NEVER - elsewhere
 
 
 @pytest.mark.parametrize("world", [1, 2])

@@ -14,7 +14,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from sharding import VOCAB_SITES
+from sharding import TOP, VOCAB_SITES
 from tp_engine.adapters.ends.replaced import Replaced
 from tp_engine.adapters.layout import ModuleRows
 from tp_engine.adapters.targets import Place, module_name
@@ -98,6 +98,11 @@ class AdapterRevision:
         """What a step must do for it beside deltas."""
         affine = any(module.rows.gain or module.rows.bias for module in self.modules.values())
         return AdapterTraits.AFFINE if affine else AdapterTraits.NONE
+
+    @property
+    def ends(self) -> bool:
+        """Whether the embedding or the LM head is changed."""
+        return bool(self.replaced) or any(layer == TOP for layer, _ in self.modules)
 
     @property
     def nbytes(self) -> int:
