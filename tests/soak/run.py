@@ -1,42 +1,37 @@
-"""A whole soak: a service, its clients and operators, and what must hold at the end."""
+"""A whole soak: a service, its clients and operators, and what must hold at the end.
+
+register ─> traffic ─> what the server lists ─> kill -9, restart ─> the same list, and right answers
+─> delete ─> nothing is left
+"""
 
 from __future__ import annotations
 
 import asyncio
-import re
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launch.planning import AdapterKind, plan_capacity
 from tests.e2e.service import HOST, Server
-from tests.soak.http import Target, ask, opened
+from tests.soak.http import Target, ask
 from tests.soak.judge import Verdict, check_outputs, check_revisions
 from tests.soak.ledger import Ledger
-from tests.soak.material import (
-    CONTEXT,
-    RANKS,
-    Variant,
-    make_broken,
-    make_model,
-    make_variants,
-)
+from tests.soak.metrics import KNOWN, RESIDENT, RUNNING, WAITING, read_metrics
 from tests.soak.operators import ADMIN, Operators
 from tests.soak.options import SoakOptions
+from tests.soak.service import ADMIN_KEY, KEY, Files, arena_pages, start
 from tests.soak.steps import Kind, kinds_of, own_seconds, read_records
-from tests.soak.traffic import BASE, Traffic
-from tp_engine.config import EngineConfig
-from tp_engine.models import ModelSpec
+from tests.soak.traffic import Traffic
 
-KEY, ADMIN_KEY = "sk-client", "sk-admin"
 QUIET_SECONDS = 30.0
+RESTARTED_SECONDS = 5.0
+"""Of traffic after the restart."""
 SAMPLED = (
     "tp_engine:pages_kv",
     "tp_engine:pages_cached",
     "tp_engine:pages_adapters",
-    "tp_engine:adapters_resident",
+    RESIDENT,
     "tp_engine:adapters_warm",
 )
 
@@ -62,82 +57,41 @@ class Report:
 
 def run_soak(options: SoakOptions, directory: Path) -> Report:
     """Run one, with all files in ``directory``."""
-    model = make_model(directory / "model")
-    root = directory / "adapters"
-    variants = make_variants(root, options.adapters + options.spare, options.seed)
-    make_broken(root / "broken")
-    pages = arena_pages(model, options)
-    (directory / "keys").write_text(KEY)
-    (directory / "admin").write_text(ADMIN_KEY)
-    with Server(
-        directory,
-        model,
-        f"--served-model-name={BASE}",
-        f"--num-pages={pages}",
-        f"--max-num-seqs={options.clients}",
-        f"--api-key-file={directory / 'keys'}",
-        f"--admin-key-file={directory / 'admin'}",
-        f"--adapter-root={root}",
-        f"--adapter-store={directory / 'store'}",
-        f"--adapter-host-memory={options.host_memory}",
-        "--flush-interval=5",
-        ranks=options.ranks,
-        key=KEY,
-        script="tests/soak/serve.py",
-        environment={
-            "SOAK_STEPS": str(directory),
-            "OMP_NUM_THREADS": "1",
-            "GOMP_SPINCOUNT": "0",
-        },
-    ) as server:
+    files = Files.make(directory, options)
+    pages = arena_pages(files.model, options)
+    with start(files, options, pages=pages) as server:
         server.wait_ready()
-        soak = Soak(options, server, variants, root, directory / "store")
+        soak = Soak(options, server, files)
         asyncio.run(soak.run())
-        if "Traceback" in server.log or "ERROR" in server.log:
-            soak.ledger.fault(f"the service's log tells of errors:\n{server.log}")
+        steps = kinds_of(*own_seconds(read_records(directory, options.ranks)), soak.loads)
+        soak.check_log(server)
+        for process in server.processes().values():
+            process.send_signal(signal.SIGKILL)
+    with start(files, options, pages=pages, port=server.port) as server:
+        server.wait_ready()
+        asyncio.run(soak.end())
+        soak.check_log(server)
         server.process.send_signal(signal.SIGTERM)
         server.wait_ended(60)
-    return soak.report(model, pages, directory)
-
-
-def arena_pages(model: Path, options: SoakOptions) -> int:
-    """Pages for so many average adapters, and all requests' keys and values beside them."""
-    spec = ModelSpec.from_directory(model)
-    config = EngineConfig(model=str(model), dtype="float32", num_pages=1)
-    capacity = plan_capacity(
-        spec,
-        config.resolve(cuda=False, model_positions=CONTEXT),
-        options.ranks,
-        memory=0,
-        kinds=[AdapterKind(rank=rank, count=1) for rank in RANKS],
-        kv_tokens=0,
-    )
-    average = sum(need.pages for need in capacity.kinds) / len(RANKS)
-    return round(options.resident * average) + options.clients * capacity.layout.blocks(
-        CONTEXT // 2
-    )
+    return soak.report(pages, steps)
 
 
 class Soak:
     """The traffic on one service."""
 
-    def __init__(
-        self, options: SoakOptions, server: Server, variants: list[Variant], root: Path, store: Path
-    ) -> None:
+    def __init__(self, options: SoakOptions, server: Server, files: Files) -> None:
         self._options = options
-        self._server = server
-        self._store = store
+        self._files = files
         self._processes = server.processes()
         self.ledger = Ledger([f"tenant-{number}" for number in range(options.adapters)])
-        self._traffic = Traffic(
-            Target(host=HOST, port=server.port, key=KEY), self.ledger, options.seed
-        )
+        clients = Target(host=HOST, port=server.port, key=KEY)
+        self._traffic = Traffic(clients, self.ledger, options.seed)
         self._operator = Target(host=HOST, port=server.port, key=ADMIN_KEY)
         self._operators = Operators(
             self._operator,
             self.ledger,
-            variants,
-            root / "broken",
+            files.variants,
+            files.broken,
             self._traffic.draw,
             options.pause,
         )
@@ -145,58 +99,69 @@ class Soak:
         self._counters: dict[str, float] = {}
         self._growth: list[dict[str, float]] = []
 
+    @property
+    def loads(self) -> list[tuple[float, float]]:
+        """When calls that may move bytes were open, by ``time.monotonic``."""
+        return self._operators.intervals
+
     async def run(self) -> None:
-        """Register, run the traffic, and look whether all is given back."""
-        options = self._options
+        """Register, run the traffic, and compare what the server lists with the ledger."""
         await self._operators.load_all(workers=4)
         self._growth.append(self._resources())
-        until = time.monotonic() + options.seconds
-
-        def going() -> bool:
-            return time.monotonic() < until
-
+        going = _for(self._options.seconds)
         await asyncio.gather(
-            *(self._traffic.client(number, going) for number in range(options.clients)),
-            *(self._operators.operator(number, going) for number in range(options.operators)),
+            self._clients(going),
+            *(self._operators.operator(n, going) for n in range(self._options.operators)),
             self._watch(going),
         )
-        await self._until("no open requests", lambda m: not (m[_RUNNING] or m[_WAITING]))
+        await self._quiet()
         self._growth.append(self._resources())
         await self._check_list()
+        flushed = await ask(self._operator, "POST", "/admin/flush")
+        if flushed.status != 200:
+            self.ledger.fault(f"flush: {flushed.body}")
+
+    async def end(self) -> None:
+        """After a restart: is all there, is it right, and is nothing left when it is deleted?"""
+        await self._check_list()
+        await self._clients(_for(RESTARTED_SECONDS))
+        await self._quiet()
         await self._operators.delete_all()
         await self._until("the base level", lambda metrics: not self._left(metrics))
-        if left := self._left(self._counters):
+        if left := self._left(await read_metrics(self._operator)):
             self.ledger.fault(f"left at the end: {left}")
+
+    async def _clients(self, going: Callable[[], bool]) -> None:
+        await asyncio.gather(
+            *(self._traffic.client(number, going) for number in range(self._options.clients))
+        )
+
+    async def _quiet(self) -> None:
+        await self._until("no open requests", lambda m: not (m[RUNNING] or m[WAITING]))
 
     async def _watch(self, going: Callable[[], bool]) -> None:
         """Sample the gauges."""
         while going():
             await asyncio.sleep(1.0)
-            metrics = await self._metrics()
-            metrics |= self._memory()
+            metrics = await read_metrics(self._operator) | self._memory()
             for name in (*SAMPLED, *self._memory()):
                 self._gauges.setdefault(name, []).append(metrics[name])
             if metrics["tp_engine:integrity_faults"]:
                 self.ledger.fault(f"{metrics['tp_engine:integrity_faults']} faults in the books")
-
-    async def _metrics(self) -> dict[str, float]:
-        async with asyncio.timeout(30):
-            return await _metrics(self._operator)
+            self._counters = metrics
 
     async def _until(self, what: str, holds: Callable[[dict[str, float]], bool]) -> None:
-        deadline = time.monotonic() + QUIET_SECONDS
-        while not holds(metrics := await self._metrics()):
-            if time.monotonic() > deadline:
+        going = _for(QUIET_SECONDS)
+        while not holds(await read_metrics(self._operator)):
+            if not going():
                 self.ledger.fault(f"not within {QUIET_SECONDS:g} s: {what}")
                 break
             await asyncio.sleep(0.2)
-        self._counters = metrics
 
     async def _check_list(self) -> None:
         """The server's word on every adapter, when nothing is open."""
         by_name = {name.name: name for name in self.ledger.names if name.past}
-        listed = {}
-        after = ""
+        listed, after = {}, ""
         while page := (await ask(self._operator, "GET", f"{ADMIN}?limit=97&after={after}")).body[
             "adapters"
         ]:
@@ -209,14 +174,19 @@ class Soak:
             if listed[name]["requests"]:
                 self.ledger.fault(f"{name} has open requests: {listed[name]}")
 
+    def check_log(self, server: Server) -> None:
+        """A service that serves logs no error."""
+        if "Traceback" in server.log or "ERROR" in server.log:
+            self.ledger.fault(f"the service's log tells of errors:\n{server.log}")
+
     def _left(self, metrics: dict[str, float]) -> dict[str, float]:
         """What is left of adapters and requests that are gone; nothing should be."""
         gauge = {name.removeprefix("tp_engine:"): value for name, value in metrics.items()}
         left = {
             "pages": gauge["pages_total"] - gauge["pages_free"] - gauge["pages_cached"],
             "host pages": gauge["host_pages_total"] - gauge["host_pages_free"],
-            "revisions": gauge["adapters"],
-            "files": float(sum(path.is_file() for path in self._store.glob("*/**/*"))),
+            "revisions": metrics[KNOWN],
+            "files": float(sum(path.is_file() for path in self._files.store.glob("*/**/*"))),
         }
         return {name: count for name, count in left.items() if count}
 
@@ -235,12 +205,11 @@ class Soak:
             found["threads"] += process.num_threads()
         return found
 
-    def report(self, model: Path, pages: int, directory: Path) -> Report:
+    def report(self, pages: int, steps: list[Kind]) -> Report:
         """What all of it shows; compares every output."""
         seen = self._traffic.seen
-        verdict = check_outputs(model, self._operators.directories, seen)
-        before, after = (*self._growth, *self._growth)[:2]
-        records = read_records(directory, self._options.ranks)
+        verdict = check_outputs(self._files.model, self._operators.directories, seen)
+        before, after = self._growth
         return Report(
             seconds=self._options.seconds,
             pages=pages,
@@ -250,26 +219,11 @@ class Soak:
             gauges=self._gauges,
             counters=self._counters,
             growth={name: (before[name], after[name]) for name in before},
-            steps=kinds_of(*own_seconds(records), self._operators.intervals),
+            steps=steps,
         )
 
 
-_RUNNING, _WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
-_SAMPLE = re.compile(r"^([a-z_]+:[a-z_0-9]+) (\S+)$", re.MULTILINE)
-_RESIDENT = re.compile(r'running_lora_adapters="([^"]*)"')
-_KNOWN = re.compile(r'max_lora="(\d+)"')
-
-
-async def _metrics(target: Target) -> dict[str, float]:
-    """All plain metrics, and how many revisions the engine knows and has in the arena."""
-    async with opened(target, "GET", "/metrics") as response:
-        await response.begin()
-        text = (await response.body()).decode()
-    found = {name: float(value) for name, value in _SAMPLE.findall(text)}
-    known = _KNOWN.search(text)
-    resident = _RESIDENT.search(text)
-    found["tp_engine:adapters"] = float(known[1]) if known else 0.0
-    found["tp_engine:adapters_resident"] = (
-        float(len(resident[1].split(","))) if resident and resident[1] else 0.0
-    )
-    return found
+def _for(seconds: float) -> Callable[[], bool]:
+    """Whether so much time has not passed yet."""
+    until = time.monotonic() + seconds
+    return lambda: time.monotonic() < until
