@@ -33,8 +33,8 @@ def report_lines(report: Report) -> list[str]:
         ),
         *(f"  {name}: {report.counters[f'tp_engine:{name}_total']:g}" for name in COUNTERS),
         *(f"  {what}: {a:.1f} before, {b:.1f} after" for what, (a, b) in report.growth.items()),
-        "steps, in milliseconds of their own; over: longer than 3 medians without loads, and the "
-        "same on the wall",
+        f"steps, in milliseconds of their own (ranks had no core {report.starved:.0%} of the time); "
+        "over: longer than 3 medians without loads, and the same on the wall",
         *(
             f"  {kind.name:34} {kind.count:7d} median {kind.median * 1e3:7.2f} 99 % "
             f"{kind.p99 * 1e3:7.2f} most {kind.longest * 1e3:7.2f} over {kind.over:5d} "

@@ -21,7 +21,7 @@ from tests.soak.metrics import KNOWN, RESIDENT, RUNNING, WAITING, read_metrics
 from tests.soak.operators import ADMIN, Operators
 from tests.soak.options import SoakOptions
 from tests.soak.service import ADMIN_KEY, KEY, Files, arena_pages, start
-from tests.soak.steps import Kind, kinds_of, own_seconds, read_records
+from tests.soak.steps import Kind, kinds_of, own_seconds, read_records, starved
 from tests.soak.traffic import Traffic
 
 QUIET_SECONDS = 30.0
@@ -53,6 +53,8 @@ class Report:
     growth: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Open files and threads of all processes: before the traffic, after it."""
     steps: list[Kind] = field(default_factory=list)
+    starved: float = 0.0
+    """Share of the steps' time in which the ranks had no core."""
 
 
 def run_soak(options: SoakOptions, directory: Path) -> Report:
@@ -63,7 +65,7 @@ def run_soak(options: SoakOptions, directory: Path) -> Report:
         server.wait_ready()
         soak = Soak(options, server, files)
         asyncio.run(soak.run())
-        steps = kinds_of(*own_seconds(read_records(directory, options.ranks)), soak.loads)
+        first, wall, own = own_seconds(read_records(directory, options.ranks))
         soak.check_log(server)
         for process in server.processes().values():
             process.send_signal(signal.SIGKILL)
@@ -73,7 +75,9 @@ def run_soak(options: SoakOptions, directory: Path) -> Report:
         soak.check_log(server)
         server.process.send_signal(signal.SIGTERM)
         server.wait_ended(60)
-    return soak.report(pages, steps)
+    report = soak.report(pages)
+    report.steps, report.starved = kinds_of(first, wall, own, soak.loads), starved(wall, own)
+    return report
 
 
 class Soak:
@@ -205,7 +209,7 @@ class Soak:
             found["threads"] += process.num_threads()
         return found
 
-    def report(self, pages: int, steps: list[Kind]) -> Report:
+    def report(self, pages: int) -> Report:
         """What all of it shows; compares every output."""
         seen = self._traffic.seen
         verdict = check_outputs(self._files.model, self._operators.directories, seen)
@@ -219,7 +223,6 @@ class Soak:
             gauges=self._gauges,
             counters=self._counters,
             growth={name: (before[name], after[name]) for name in before},
-            steps=steps,
         )
 
 

@@ -4,7 +4,8 @@
 and, in a soak, few cores: a step also lasts as long as another process had a rank's core. That
 wait is known to the kernel (``schedstat``) and is taken off: what is left is work, waiting for
 each other, and waiting for anything inside the process, such as a loader that holds the
-interpreter's lock.
+interpreter's lock. It also holds what gloo's own threads waited for a core, which overlaps with all
+else: on a machine that is `starved` single steps say little, medians still do.
 """
 
 from __future__ import annotations
@@ -58,6 +59,11 @@ def own_seconds(records: Sequence[Records]) -> tuple[Records, Records, Records]:
     wall = np.max([each[:, 2] - each[:, 1] for each in kept], axis=0)
     waited = np.sum([each[:, 3] for each in kept], axis=0)
     return kept[0], wall, np.maximum(wall - waited, 0.0)
+
+
+def starved(wall: Records, own: Records) -> float:
+    """The share of all steps' time in which the ranks were ready to run and had no core."""
+    return float(1 - own.sum() / wall.sum())
 
 
 def kinds_of(

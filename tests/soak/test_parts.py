@@ -11,7 +11,7 @@ from tests.helpers.tiny_models import oracle_greedy
 from tests.soak.judge import check_outputs, check_revisions
 from tests.soak.ledger import DRAINING, NOTHING, Ledger
 from tests.soak.material import CHARACTERS, VOCABULARY, ids_of, make_model, make_variants
-from tests.soak.steps import kinds_of, own_seconds
+from tests.soak.steps import kinds_of, own_seconds, starved
 from tests.soak.traffic import Seen
 from tp_engine.text import Tokenizer
 
@@ -111,6 +111,8 @@ def test_a_step_that_waits_for_a_load_is_long_and_one_that_waits_for_a_core_is_n
 
     first = records([0.01] * 8 + [0.05, 0.05], [0.0] * 8 + [0.0, 0.04])
     second = records([0.01] * 8 + [0.05, 0.05], [0.0] * 10)
-    quiet, loading = kinds_of(*own_seconds([first, second]), loads=[(7.9, 20.0)])
+    steps, wall, own = own_seconds([first, second])
+    assert starved(wall, own) == pytest.approx(0.04 / 0.18)
+    quiet, loading = kinds_of(steps, wall, own, loads=[(7.9, 20.0)])
     assert (quiet.count, quiet.over, quiet.over_wall) == (8, 0, 0)
     assert (loading.count, loading.over, loading.over_wall) == (2, 1, 2)
