@@ -33,7 +33,7 @@ def report_lines(report: Report) -> list[str]:
         ),
         *(f"  {name}: {report.counters[f'tp_engine:{name}_total']:g}" for name in COUNTERS),
         *(f"  {what}: {a:.1f} before, {b:.1f} after" for what, (a, b) in report.growth.items()),
-        f"steps, in milliseconds of their own (ranks had no core {report.starved:.0%} of the time); "
+        f"steps, in milliseconds of their own (no core for {report.starved:.0%} of the time); "
         "over: longer than 3 medians without loads, and the same on the wall",
         *(
             f"  {kind.name:34} {kind.count:7d} median {kind.median * 1e3:7.2f} 99 % "
