@@ -208,7 +208,7 @@ class EngineConfig:
         check_number(self, "arena_bytes", MIB, unit="bytes")
         check_number(self, "num_pages", 1)
         check_number(self, "adapter_memory_fraction", 0, 1)
-        check_number(self, "adapter_host_memory", MIB, unit="bytes")
+        check_number(self, "adapter_host_memory", 1, unit="bytes")
         check_number(self, "adapter_queue", 0)
         check_number(self, "seed", 0, 2**63 - 1)
         check_number(self, "rank_timeout", 0, low_open=True, unit="seconds")

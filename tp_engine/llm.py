@@ -19,12 +19,12 @@ from tp_engine.admission import RequestError
 from tp_engine.completion import Completion, OpenPrompt
 from tp_engine.config import EngineConfig
 from tp_engine.engine import Engine
-from tp_engine.fleet import AdapterLoader
+from tp_engine.fleet import AdapterLoader, StartingAdapters
 from tp_engine.join import join
 from tp_engine.messages import Failed, Submit
 from tp_engine.params import SamplingParams
 from tp_engine.plan import PlanKind
-from tp_engine.rank import Rank, build_engine, build_rank, hand_out_adapters, read_adapters
+from tp_engine.rank import Rank, build_engine, build_rank, read_adapters
 from tp_engine.text import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -52,12 +52,13 @@ class LLM:
         self.engine: Engine | None = None
         if joined.comm.rank == 0:
             self._tokenizer = load_tokenizer(joined.directory)
-            self.registry = read_adapters(joined)
+            loader = AdapterLoader(self.rank, None)
+            starting = StartingAdapters(loader, self.rank.worker.host.memory.shape[0])
+            self.registry = read_adapters(joined, starting.take)
             joined.comm.gather_numbers([1])
-            loader = AdapterLoader.without_store(self.rank, self.registry)
             self.engine = build_engine(self.rank, loader.fetch)
             with self._others_follow():
-                hand_out_adapters(self.rank, self.engine, self.registry)
+                starting.hand_out(self.engine, self.registry, joined.config.lora_on_error)
         else:
             joined.comm.gather_numbers([1])
             self._follow()

@@ -13,7 +13,12 @@ import torch
 
 from kernels import ops_for
 from sharding import ModelDims, RankCut, cut_model
-from tp_engine.adapters import AdapterRegistry, load_adapters, longest_row_bytes, pack_adapter
+from tp_engine.adapters import (
+    AdapterRegistry,
+    AdapterRevision,
+    load_adapters,
+    longest_row_bytes,
+)
 from tp_engine.adapters.ends.base import BaseFiles
 from tp_engine.adapters.ends.record import EndSizes
 from tp_engine.admission import EngineLimits
@@ -140,8 +145,8 @@ def build_engine(rank: Rank, fetch: Fetch) -> Engine:
     )
 
 
-def read_adapters(joined: Joined) -> AdapterRegistry:
-    """Rank 0: read and verify the adapters that the config names.
+def read_adapters(joined: Joined, take: Callable[[str, AdapterRevision], None]) -> AdapterRegistry:
+    """Rank 0: read and verify the adapters that the config names, and give each to ``take``.
 
     Raises:
         AdapterLoadError: one was refused and ``lora_on_error`` is ``fail``.
@@ -155,6 +160,7 @@ def read_adapters(joined: Joined) -> AdapterRegistry:
         base_names=config.base_names,
         base_sources=(config.model,),
         base=base_files(joined),
+        take=take,
     )
     for report in reports:
         log.log(logging.INFO if report.error is None else logging.ERROR, "%s", report)
@@ -166,25 +172,6 @@ def read_adapters(joined: Joined) -> AdapterRegistry:
 def base_files(joined: Joined) -> BaseFiles:
     """The embedding and the LM head that adapters are read against."""
     return BaseFiles(directory=joined.directory, tied=joined.spec.tie_word_embeddings)
-
-
-def hand_out_adapters(rank: Rank, engine: Engine, registry: AdapterRegistry) -> None:
-    """Rank 0: cut and pack each registered adapter for every rank; the others must follow.
-
-    Raises:
-        ValueError: an adapter does not fit the arena or the dtype, and ``lora_on_error`` is
-            ``fail``; with ``skip`` its name is taken out again.
-    """
-    dtype = getattr(torch, rank.config.dtype)
-    for name, revision in registry.adapters.items():
-        try:
-            images = pack_adapter(revision, rank.cuts, rank.dims, dtype, rank.layout.page_bytes)
-            engine.roster.register(name, revision, images)
-        except ValueError as error:
-            if rank.config.lora_on_error == "fail":
-                raise
-            log.error("adapter %s is left out: %s", name, error)
-            registry.remove(name)
 
 
 def base_digest(directory: Path) -> str:

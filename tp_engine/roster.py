@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Mapping, Sequence
 
-from tp_engine.adapters import AdapterImage, AdapterRevision
+from tp_engine.adapters import AdapterImage, AdapterRevision, ImageSize
 from tp_engine.memory import AdapterFootprint, Demand
 from tp_engine.tiers import AdapterTiers
 
@@ -19,8 +19,7 @@ class AdapterRoster:
 
         deliver ─> (beside the steps) ─> adopt_delivered ─> adapters ─> unregister
 
-    With no room on the hosts it is adopted at once, cold; so are the ones that a start only
-    `know`s.
+    With no room on the hosts it is adopted at once, cold; so is one that begins without images.
     """
 
     def __init__(
@@ -59,9 +58,7 @@ class AdapterRoster:
             ValueError: as `deliver`.
             RuntimeError: as `adopt_delivered`.
         """
-        self.deliver(name, revision, images)
-        while not self.adopt_delivered() and revision.digest not in self._adapters:
-            time.sleep(POLL_SECONDS)
+        self.start(name, revision.digest, ImageSize.of(revision, images), images)
 
     def deliver(self, name: str, revision: AdapterRevision, images: Sequence[AdapterImage]) -> None:
         """Begin to give every host its images of a revision, unless that was begun before.
@@ -72,27 +69,28 @@ class AdapterRoster:
             ValueError: the adapter alone is larger than the arena, the descriptor space or the
                 memory of the hosts.
         """
-        begun = {adapter.digest for adapter in self._under_way.values()}
-        if revision.digest not in begun and revision.digest not in self._adapters:
-            pages, words = int(images[0].pages.shape[0]), images[0].record.numel()
-            adapter = self._footprint(
-                name, revision.digest, pages, words, revision.max_rank, int(revision.traits)
-            )
-            if self._tiers.deliver(adapter, images):
-                self._under_way[adapter.handle] = adapter
-            else:
-                self._adopt(adapter)
+        self.begin(name, revision.digest, ImageSize.of(revision, images), images)
 
-    def know(
-        self, name: str, digest: str, *, pages: int, words: int, max_rank: int, traits: int
+    def begin(
+        self, name: str, digest: str, size: ImageSize, images: Sequence[AdapterImage] | None
     ) -> None:
-        """Let requests use a revision of the store, which is read when one does.
+        """As `deliver`; without images the revision is read when a request wants it."""
+        begun = {adapter.digest for adapter in self._under_way.values()}
+        if digest in begun or digest in self._adapters:
+            return
+        adapter = self._footprint(name, digest, size)
+        if images is not None and self._tiers.deliver(adapter, images):
+            self._under_way[adapter.handle] = adapter
+        else:
+            self._adopt(adapter)
 
-        Raises:
-            ValueError: as `deliver`.
-        """
-        if digest not in self._adapters:
-            self._adopt(self._footprint(name, digest, pages, words, max_rank, traits))
+    def start(
+        self, name: str, digest: str, size: ImageSize, images: Sequence[AdapterImage] | None
+    ) -> None:
+        """As `begin`, and return when the revision may be used."""
+        self.begin(name, digest, size, images)
+        while not self.adopt_delivered() and digest not in self._adapters:
+            time.sleep(POLL_SECONDS)
 
     def adopt_delivered(self) -> list[str]:
         """Let requests use the revisions that all hosts have got since the last call; which.
@@ -151,29 +149,20 @@ class AdapterRoster:
         self._adapters[adapter.digest] = adapter
         self._adopted.append(adapter.digest)
 
-    def _footprint(
-        self, name: str, digest: str, pages: int, words: int, max_rank: int, traits: int
-    ) -> AdapterFootprint:
-        if pages + 1 > self._num_pages or words > self._descriptor_words:
+    def _footprint(self, name: str, digest: str, size: ImageSize) -> AdapterFootprint:
+        if size.pages + 1 > self._num_pages or size.words > self._descriptor_words:
             raise ValueError(
-                f"adapter {name} needs {pages} pages and {words} descriptor words beside one "
-                f"page of keys and values; the arena has {self._num_pages} pages and "
+                f"adapter {name} needs {size.pages} pages and {size.words} descriptor words beside "
+                f"one page of keys and values; the arena has {self._num_pages} pages and "
                 f"{self._descriptor_words} words: raise the memory for the arena"
             )
-        if pages > self._tiers.host.num_pages:
+        if size.pages > self._tiers.host.num_pages:
             raise ValueError(
-                f"adapter {name} needs {pages} pages of the hosts' memory, which has "
+                f"adapter {name} needs {size.pages} pages of the hosts' memory, which has "
                 f"{self._tiers.host.num_pages}: raise --adapter-host-memory"
             )
-        return AdapterFootprint(
-            handle=next(self._handles),
-            digest=digest,
-            name=name,
-            pages=pages,
-            words=words,
-            max_rank=max_rank,
-            traits=traits,
-        )
+        handle = next(self._handles)
+        return AdapterFootprint(handle=handle, digest=digest, name=name, **size._asdict())
 
     def _forget_leaving(self) -> None:
         """What is being sent or copied is forgotten when that has ended."""

@@ -34,7 +34,7 @@ from sharding import cut_table
 from tp_engine.adapters import AdapterRegistry
 from tp_engine.adapters.store import AdapterStore
 from tp_engine.engine import Engine
-from tp_engine.fleet import AdapterFleet, AdapterLoader
+from tp_engine.fleet import AdapterFleet, AdapterLoader, StartingAdapters
 from tp_engine.garbage import freeze_objects
 from tp_engine.hub import download_model
 from tp_engine.link import FrontEndGone, FrontEndLink
@@ -43,7 +43,7 @@ from tp_engine.logs import Phases
 from tp_engine.messages import Failed, Models, Phase, Ready
 from tp_engine.models import ModelSpec
 from tp_engine.plan import PlanKind
-from tp_engine.rank import Rank, build_engine, hand_out_adapters, read_adapters
+from tp_engine.rank import Rank, build_engine, read_adapters
 from tp_engine.service import Service, ServiceOptions
 from tp_engine.sources import claims_directory
 from tp_engine.warm_up import warm_up
@@ -146,14 +146,13 @@ class Lead:
         loader = AdapterLoader(rank, self._open_store(rank))
         engine = build_engine(rank, loader.fetch)
         with phases.phase("read adapters"):
-            registry = read_adapters(rank.joined)
-            for revision in registry.adapters.values():
-                loader.keep_source(revision)
-            pinned = loader.restore(registry)
+            starting = StartingAdapters(loader, engine.tiers.host.num_pages)
+            registry = read_adapters(rank.joined, starting.take)
+            pinned = starting.restore(registry)
         rank.comm.gather_numbers([1])
         liveness = Liveness(rank.comm, config.rank_timeout, end_now)
         with phases.phase("hand out adapters"):
-            hand_out_adapters(rank, engine, registry)
+            starting.hand_out(engine, registry, config.lora_on_error)
         with phases.phase("warm up"):
             gpu = rank.comm.device.type == "cuda"
             warm_up(engine, gpu=gpu, max_rank=config.max_lora_rank)

@@ -9,7 +9,7 @@ import torch
 
 from launch.validation.batch import Batch
 from sharding import cut_model
-from tp_engine.adapters import AdapterRegistry, AdapterRevision, longest_row_bytes, pages_needed
+from tp_engine.adapters import AdapterRevision, longest_row_bytes, pages_needed
 from tp_engine.comm import Comm
 from tp_engine.engine import Engine
 from tp_engine.fleet import AdapterLoader
@@ -18,7 +18,7 @@ from tp_engine.memory import PageLayout
 from tp_engine.messages import Failed, Submit
 from tp_engine.params import SamplingParams
 from tp_engine.plan import PlanKind
-from tp_engine.rank import Rank, build_engine, build_rank, hand_out_adapters
+from tp_engine.rank import Rank, build_engine, build_rank
 
 SPARE_PAGES = 2
 
@@ -34,7 +34,7 @@ class Loaded:
     """Of each sequence of the batch, what the engine generated."""
 
 
-def load(joined: Joined, registry: AdapterRegistry, batch: Batch) -> Loaded:
+def load(joined: Joined, adapters: Mapping[str, AdapterRevision], batch: Batch) -> Loaded:
     """Load, hand out the adapters, and generate the batch, which publishes them in the arena.
 
     Every rank of ``joined`` must call it.
@@ -43,14 +43,17 @@ def load(joined: Joined, registry: AdapterRegistry, batch: Batch) -> Loaded:
         ValueError: the model or an adapter cannot be loaded.
         RuntimeError: a sequence failed, or an adapter is not resident after the run.
     """
-    pages = _pages(joined, registry.adapters, batch)
+    pages = _pages(joined, adapters, batch)
     config = replace(joined.config, num_pages=pages)
     rank = build_rank(replace(joined, config=config))
     engine = None
     rank.comm.gather_numbers([1])
     if rank.comm.rank == 0:
-        engine = build_engine(rank, AdapterLoader.without_store(rank, registry).fetch)
-        hand_out_adapters(rank, engine, registry)
+        loader = AdapterLoader(rank, None)
+        engine = build_engine(rank, loader.fetch)
+        for name, revision in adapters.items():
+            loader.keep_source(revision)
+            engine.roster.register(name, revision, loader.pack(revision))
         tokens = _generate(engine, batch)
         engine.control(PlanKind.RETURN)
     else:
@@ -58,7 +61,7 @@ def load(joined: Joined, registry: AdapterRegistry, batch: Batch) -> Loaded:
         rank.worker.follow(lambda: None)
     return Loaded(
         rank=rank,
-        descriptors=_descriptors(rank.comm, engine, registry.adapters),
+        descriptors=_descriptors(rank.comm, engine, adapters),
         tokens=_share_tokens(rank.comm, tokens, batch),
     )
 

@@ -26,12 +26,12 @@ from launch.validation.outputs import groups
 from launch.validation.result import Check, Mismatch, Result
 from launch.validation.tokens import TokenCheck
 from launch.validation.tolerance import TOLERANCES, Tolerance, row_errors
-from tp_engine.adapters import AdapterRegistry, AdapterRevision
+from tp_engine.adapters import AdapterRevision
 
 INSTALL = "--oracle needs transformers, peft, bitsandbytes and accelerate: pip install -e '.[demo]'"
 
 
-def check_oracle(loaded: Loaded, registry: AdapterRegistry, batch: Batch) -> Result:
+def check_oracle(loaded: Loaded, adapters: Mapping[str, AdapterRevision], batch: Batch) -> Result:
     """Compare logits and greedy tokens; every rank must call it, rank 0 gets the result.
 
     Raises:
@@ -39,12 +39,12 @@ def check_oracle(loaded: Loaded, registry: AdapterRegistry, batch: Batch) -> Res
     """
     comm, start = loaded.rank.comm, time.perf_counter()
     tolerance = TOLERANCES[loaded.rank.config.dtype]
-    oracle = _Oracle(loaded, registry.adapters) if comm.rank == 0 else None
+    oracle = _Oracle(loaded, adapters) if comm.rank == 0 else None
     decoder = RecordingDecoder(loaded)
     check = Check(name="oracle logits")
     result = Result(checks=[check])
     tokens = TokenCheck("oracle greedy tokens", batch, loaded.tokens, tolerance)
-    for group, sequences, revisions in groups(loaded, registry, batch):
+    for group, sequences, revisions in groups(loaded, adapters, batch):
         comm.gather_numbers([1])
         found = decoder.run(sequences, revisions).logits
         if oracle is None or found is None:

@@ -9,7 +9,7 @@ Legend: T rows of a group, V vocabulary, H hidden size.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -20,25 +20,25 @@ from launch.validation.loading import Loaded, load
 from launch.validation.result import Check, Mismatch, Result
 from launch.validation.tokens import TokenCheck
 from launch.validation.tolerance import EXACT, TOLERANCES, row_errors
-from tp_engine.adapters import AdapterRegistry, AdapterRevision
+from tp_engine.adapters import AdapterRevision
 from tp_engine.comm import Comm
 
 GROUP = 8
 """Sequences that are run at a time."""
 
 
-def check_outputs(loaded: Loaded, registry: AdapterRegistry, batch: Batch) -> Result:
+def check_outputs(loaded: Loaded, adapters: Mapping[str, AdapterRevision], batch: Batch) -> Result:
     """Compare with world size 1; every rank must call it, rank 0 gets the result."""
     comm, start = loaded.rank.comm, time.perf_counter()
     alone: Loaded | None = None
     if comm.rank == 0:
         joined = replace(loaded.rank.joined, comm=Comm.alone(comm.device))
-        alone = load(joined, registry, batch)
+        alone = load(joined, adapters, batch)
     sharded = RecordingDecoder(loaded)
     whole = None if alone is None else RecordingDecoder(alone)
     comparison = _Comparison(loaded, batch)
     ran = run_check("load and run unsharded", batch, start)
-    for group, sequences, revisions in groups(loaded, registry, batch):
+    for group, sequences, revisions in groups(loaded, adapters, batch):
         comm.gather_numbers([1])  # nobody waits in a collective while rank 0 works alone
         mine = sharded.run(sequences, revisions)
         if whole is not None:
@@ -58,10 +58,10 @@ def run_check(name: str, batch: Batch, start: float) -> Check:
 
 
 def groups(
-    loaded: Loaded, registry: AdapterRegistry, batch: Batch
+    loaded: Loaded, adapters: Mapping[str, AdapterRevision], batch: Batch
 ) -> Iterator[tuple[range, list[list[int]], list[AdapterRevision | None]]]:
     """The batch in groups: which sequences, their tokens but the last, their revisions."""
-    revisions = {revision.digest: revision for revision in registry.adapters.values()}
+    revisions = {revision.digest: revision for revision in adapters.values()}
     for start in range(0, len(batch.prompts), GROUP):
         group = range(start, min(start + GROUP, len(batch.prompts)))
         sequences = [batch.prompts[i] + loaded.tokens[i][:-1] for i in group]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 
@@ -14,7 +14,7 @@ import torch
 from launch.options import version
 from launch.validation.result import Check, Mismatch, Result
 from launch.validation.self_test import SelfTest
-from tp_engine.adapters import AdapterRegistry
+from tp_engine.adapters import AdapterRevision
 from tp_engine.rank import Rank
 
 SHOWN = 20
@@ -28,7 +28,7 @@ class Report:
     """Of one run, on rank 0."""
 
     rank: Rank
-    registry: AdapterRegistry
+    adapters: Mapping[str, AdapterRevision]
     result: Result
     self_test: SelfTest | None
     seconds: float
@@ -43,7 +43,7 @@ class Report:
         config, comm = self.rank.config, self.rank.comm
         lines = [
             f"{config.model} at world size {comm.world} on {comm.device.type} in {config.dtype}; "
-            f"adapters: {', '.join(self.registry.adapters) or 'none'}",
+            f"adapters: {', '.join(self.adapters) or 'none'}",
             *_table(self.result.checks),
             *_listed(self.result.mismatches),
         ]
@@ -54,7 +54,7 @@ class Report:
 
     def line(self) -> str:
         """For machines: one line of JSON."""
-        adapters = self.registry.adapters
+        adapters = self.adapters
         return json.dumps(
             {
                 "program": "validate_sharding",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -24,7 +25,7 @@ from launch.validation.self_test import SelfTest, run_self_test
 from launch.validation.tensors import Parts, check_tensors
 from launch.validation.whole import WholeSource
 from sharding import Checkpoint
-from tp_engine.adapters import AdapterRegistry
+from tp_engine.adapters import AdapterRevision
 from tp_engine.comm import Comm
 from tp_engine.join import join
 from tp_engine.logs import setup_logging
@@ -53,25 +54,26 @@ def run_rank(options: ValidateOptions) -> int:
 def _validate(options: ValidateOptions) -> bool:
     start = time.perf_counter()
     joined = join(options.engine)
-    registry = read_adapters(joined)  # on every rank: what its files hold is what it compares with
+    adapters: dict[str, AdapterRevision] = {}  # on every rank: it compares with what files hold
+    read_adapters(joined, adapters.__setitem__)
     positions = joined.config.max_model_len
     assert positions is not None
     base = joined.config.base_names[0]
     vocab = joined.spec.vocab_size
-    batch = Batch.of(base, registry.adapters, vocab=vocab, positions=positions)
-    loaded = load(joined, registry, batch)
+    batch = Batch.of(base, adapters, vocab=vocab, positions=positions)
+    loaded = load(joined, adapters, batch)
     ran = run_check(f"load and run at world size {joined.comm.world}", batch, start)
     comm = loaded.rank.comm
     with Checkpoint.open(joined.directory) as checkpoint:
-        entries = _entries(loaded, registry, checkpoint)
+        entries = _entries(loaded, adapters, checkpoint)
         result = Result(checks=[ran])
         tensors, parts = check_tensors(comm, entries)
         result.add(tensors)
-        result.add(_check_outputs(options, loaded, registry, batch))
+        result.add(_check_outputs(options, loaded, adapters, batch))
         test = _self_test(options, comm, entries, parts)
     report = Report(
         rank=loaded.rank,
-        registry=registry,
+        adapters=adapters,
         result=result,
         self_test=test,
         seconds=time.perf_counter() - start,
@@ -82,7 +84,9 @@ def _validate(options: ValidateOptions) -> bool:
     return comm.gather_numbers([int(report.ok)])[0] == [1]
 
 
-def _entries(loaded: Loaded, registry: AdapterRegistry, checkpoint: Checkpoint) -> list[Entry]:
+def _entries(
+    loaded: Loaded, adapters: Mapping[str, AdapterRevision], checkpoint: Checkpoint
+) -> list[Entry]:
     rank = loaded.rank
     source = WholeSource(
         checkpoint,
@@ -91,18 +95,18 @@ def _entries(loaded: Loaded, registry: AdapterRegistry, checkpoint: Checkpoint) 
     )
     cut, tied = rank.cuts[rank.comm.rank], rank.joined.spec.tie_word_embeddings
     entries = base_entries(rank.weights, cut, rank.dims, source, tied=tied)
-    return entries + adapter_entries(rank, registry.adapters, loaded.descriptors, source)
+    return entries + adapter_entries(rank, adapters, loaded.descriptors, source)
 
 
 def _check_outputs(
-    options: ValidateOptions, loaded: Loaded, registry: AdapterRegistry, batch: Batch
+    options: ValidateOptions, loaded: Loaded, adapters: Mapping[str, AdapterRevision], batch: Batch
 ) -> Result:
     """At world size 1 there is nothing to compare with but the oracle."""
     result = Result()
     if loaded.rank.comm.world > 1:
-        result.add(check_outputs(loaded, registry, batch))
+        result.add(check_outputs(loaded, adapters, batch))
     if options.oracle:
-        result.add(check_oracle(loaded, registry, batch))
+        result.add(check_oracle(loaded, adapters, batch))
     return result
 
 

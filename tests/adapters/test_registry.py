@@ -1,18 +1,47 @@
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 
 import pytest
 import torch
 
 from tests.adapters.writing import revision_of
-from tp_engine.adapters import AdapterError, AdapterRegistry, AdapterRevision, UnknownModel
+from tp_engine.adapters import (
+    AdapterError,
+    AdapterRegistry,
+    AdapterRevision,
+    RevisionCard,
+    UnknownModel,
+)
 from tp_engine.adapters.revision import LoraModule
 
 
-def revision(seed: float = 1.0) -> AdapterRevision:
+def revision(seed: float = 1.0) -> RevisionCard:
+    return RevisionCard.of(whole(seed))
+
+
+def whole(seed: float = 1.0) -> AdapterRevision:
     module = LoraModule(a=torch.full((1, 4), seed), b=torch.ones(4, 1), scale=1.0)
     return revision_of({(0, 0): module})
+
+
+def test_the_registry_keeps_no_tensors(registry: AdapterRegistry) -> None:
+    content = whole()
+    tensor = weakref.ref(content.modules[0, 0].a)
+    registry.register("sql", content)
+    assert registry.adapters["sql"] == RevisionCard.of(content)
+    del content
+    gc.collect()
+    assert tensor() is None
+
+
+def test_many_names_at_once_are_as_one_after_the_other(registry: AdapterRegistry) -> None:
+    registry.register("first", revision(1))
+    registry.register_all({"second": revision(2), "third": whole(3)})
+    assert list(registry.adapters) == ["first", "second", "third"]
+    assert registry.resolve("third").digest == revision(3).digest
 
 
 @pytest.fixture

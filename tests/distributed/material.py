@@ -100,6 +100,8 @@ LONG: dict[str, tuple[Kind, dict[str, Any], int]] = {
 """By case: kind, config and prompt length. Prompts beyond a sliding window or the original
 context; the default rope goes up to the last position of the model."""
 
+COLD_HOST = 120 * 2**10
+"""Bytes of host memory a rank: too little for eight adapters at once."""
 NO_UNITS = {"num_attention_heads": 2, "num_key_value_heads": 1}
 """With an MLP and a vocabulary of two units each, some of four ranks hold no unit of a module."""
 
@@ -397,6 +399,12 @@ class Material:
                 **shared,
             ),
             *overlapping(Case(name="load-tiny", options=LOAD, rounds=[asks], **shared)),
+            Case(
+                name="load-tiny-cold",
+                options={**LOAD, "adapter_host_memory": COLD_HOST},
+                rounds=[asks],
+                **shared,
+            ),
         ]
 
     def _smol_weights(self) -> Case:

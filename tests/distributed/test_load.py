@@ -10,7 +10,13 @@ from tests.distributed.test_greedy import check
 from tests.distributed.torchrun import Run
 from tests.distributed.workload import Case, Result
 
-LOADS = ["load-tiny", "load-tiny-deterministic", "load-tiny-overlap", "smol-load"]
+LOADS = [
+    "load-tiny",
+    "load-tiny-deterministic",
+    "load-tiny-overlap",
+    "load-tiny-cold",
+    "smol-load",
+]
 
 
 @pytest.mark.parametrize("name", LOADS)
@@ -32,12 +38,13 @@ def test_the_load_meets_every_hard_situation(
         "pages_taken_over_by_adapter",
     ):
         assert counters[counter] > 0, counter
+    assert (counters["adapter_fetches"] > 0) == (name == "load-tiny-cold")
     assert counters["finished"] == sum(map(len, case.rounds))
     assert counters["generation_tokens"] == LOAD_TOKENS * sum(map(len, case.rounds))
     assert counters["forward_calls"] == counters["steps"]
 
 
-@pytest.mark.parametrize("name", [name for name in LOADS if "deterministic" not in name])
+@pytest.mark.parametrize("name", ["load-tiny", "load-tiny-overlap", "smol-load"])
 def test_most_steps_compute_four_revisions_at_once(run: Callable[[int], Run], name: str) -> None:
     counters = run(2).result(name).counters
     assert counters["steps_with_4_revisions"] > counters["steps"] / 2

@@ -54,7 +54,7 @@ class FakeWorker:
         self.descriptors: dict[int, tuple[str, list[int]]] = {}
         self.plans: list[StepPlan] = []
         self._under_way: list[tuple[int, str]] = []
-        self._copying: list[tuple[int, int, list[int]]] = []
+        self.copying: list[tuple[int, int, list[int]]] = []
         self.stopped = False
         """While it is set, nothing that is under way moves."""
         self.runner = SimpleNamespace(arena=SimpleNamespace(layout=LAYOUT), forward_calls=0)
@@ -70,12 +70,12 @@ class FakeWorker:
             return None
         if plan.kind is PlanKind.COPY:
             assert numbers[0] in self.images
-            self._copying.append((numbers[0], numbers[1], numbers[2:]))
+            self.copying.append((numbers[0], numbers[1], numbers[2:]))
             return None
         if plan.kind is PlanKind.CAPTURE:
             return None
         if plan.kind is PlanKind.FORGET:
-            assert numbers[0] not in [handle for handle, *_ in self._copying]
+            assert numbers[0] not in [handle for handle, *_ in self.copying]
             del self.images[numbers[0]]
             return None
         for init in SlotInit.decode_all(plan.opens):
@@ -97,7 +97,7 @@ class FakeWorker:
         """What is copied is complete when it is asked for."""
         if self.stopped:
             return []
-        copying, self._copying = self._copying, []
+        copying, self.copying = self.copying, []
         for handle, descriptor, pages in copying:
             for page in pages:
                 self.pages[page] = [self.images[handle]] * BLOCK

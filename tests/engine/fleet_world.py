@@ -14,7 +14,7 @@ from tests.engine.fake import LAYOUT, FakeImage, make_engine, submit
 from tp_engine.adapters import AdapterError, AdapterRegistry, AdapterRevision, LoraModule
 from tp_engine.adapters.store import AdapterStore
 from tp_engine.engine import Engine
-from tp_engine.fleet import AdapterFleet, AdapterLoader
+from tp_engine.fleet import AdapterFleet, AdapterLoader, StartingAdapters
 from tp_engine.messages import (
     AdapterCall,
     AdapterList,
@@ -39,6 +39,8 @@ PROMPT = [5, 6, 7]
 
 class FakeLoader(AdapterLoader):
     """Reads an adapter whose configuration is its name: ``good-3`` has 3 pages, ``bad`` a NaN."""
+
+    layout = "fake"
 
     def __init__(self, store: AdapterStore | None) -> None:
         super().__init__(None, store)  # type: ignore[arg-type]  # nothing is cut for ranks
@@ -99,9 +101,9 @@ class World:
         self.loader = FakeLoader(store)
         self.engine, self.worker = make_engine(host_pages=host_pages, fetch=self.loader.fetch)
         self.registry = AdapterRegistry(["base"])
-        self.pinned = self.loader.restore(self.registry)
-        for name, revision in self.registry.adapters.items():
-            self.engine.roster.register(name, revision, self.loader.pack(revision))
+        starting = StartingAdapters(self.loader, self.engine.tiers.host.num_pages)
+        self.pinned = starting.restore(self.registry)
+        starting.hand_out(self.engine, self.registry, "fail")
         self.fleet = AdapterFleet(
             self.engine,
             self.registry,

@@ -8,20 +8,24 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
 from tests.helpers.tiny_models import make_checkpoint, make_peft_adapter
-from tp_engine.adapters import AdapterRegistry
+from tp_engine.adapters import AdapterImage, AdapterRegistry
 from tp_engine.adapters.store import AdapterStore
-from tp_engine.fleet import AdapterLoader
+from tp_engine.fleet import AdapterLoader, StartingAdapters
 from tp_engine.models.spec import ModelSpec
 from tp_engine.rank import Rank
 
 
 class Loader(AdapterLoader):
-    """Packs nothing."""
+    """Packs nothing but a page."""
+
+    layout = "one"
 
     def pack(self, revision: object) -> Any:
-        return []
+        pages, record = torch.zeros((1, 16), dtype=torch.uint8), torch.zeros(4, dtype=torch.int64)
+        return [AdapterImage(pages=pages, record=record)]
 
 
 def loader_for(base_digest: str, model: Path, root: Path) -> tuple[Loader, AdapterStore]:
@@ -49,7 +53,7 @@ def test_a_revision_of_another_base_earns_a_warning_with_both_digests(
     assert tuple(others) == revision.warnings
     registry = AdapterRegistry(["base"])
     with caplog.at_level(logging.WARNING):
-        plain.restore(registry)
+        StartingAdapters(plain, 10).restore(registry)
     store.close()
     assert registry.adapters["x"].digest == revision.digest
     for text in (warning, caplog.text):

@@ -34,6 +34,7 @@ from launch.validation.tolerance import EXACT, TOLERANCES, row_errors
 from launch.validation.whole import WholeSource
 from sharding import Checkpoint, Span, WeightSlice, cut_model
 from tests.helpers.tiny_models import make_checkpoint, make_peft_adapter
+from tp_engine.adapters import AdapterRevision
 from tp_engine.comm import Comm
 from tp_engine.join import join
 from tp_engine.models import ModelSpec
@@ -179,11 +180,12 @@ def test_the_demo_model_passes_on_two_ranks(tmp_path: Path) -> None:
 def loaded(files: Files) -> Iterator[tuple[Loaded, list[Entry]]]:
     options = read_options(["--model", str(files.nf4), "--lora", f"other={files.nf4_adapter}"])
     joined = join(options.engine)
-    registry = read_adapters(joined)
-    batch = Batch.of("base", registry.adapters, vocab=200, positions=64)
-    rank = load(joined, registry, batch)
+    adapters: dict[str, AdapterRevision] = {}
+    read_adapters(joined, adapters.__setitem__)
+    batch = Batch.of("base", adapters, vocab=200, positions=64)
+    rank = load(joined, adapters, batch)
     with Checkpoint.open(files.nf4) as checkpoint:
-        yield rank, run._entries(rank, registry, checkpoint)
+        yield rank, run._entries(rank, adapters, checkpoint)
 
 
 def test_every_tensor_of_the_checkpoint_is_compared(

@@ -4,6 +4,7 @@ Reading order: `config` and `targets` (what PEFT's fields mean), `keys` (tensor 
 `revision` (identity), `registry` and `names`, `loading` (at start), `layout`, `record`, `packing`.
 """
 
+from tp_engine.adapters.card import KnownRevision, RevisionCard
 from tp_engine.adapters.errors import AdapterError
 from tp_engine.adapters.layout import longest_row_bytes
 from tp_engine.adapters.loading import AdapterLoadError, LoadReport, load_adapters
@@ -13,6 +14,7 @@ from tp_engine.adapters.reader import read_adapter
 from tp_engine.adapters.record import head_words, relocate, rows_of
 from tp_engine.adapters.registry import AdapterRegistry, ModelHeld, ResolvedModel, UnknownModel
 from tp_engine.adapters.revision import AdapterRevision, LoraModule, digest_of
+from tp_engine.adapters.size import ImageSize
 from tp_engine.adapters.traits import AdapterTraits
 
 __all__ = [
@@ -22,10 +24,13 @@ __all__ = [
     "AdapterRegistry",
     "AdapterRevision",
     "AdapterTraits",
+    "ImageSize",
+    "KnownRevision",
     "LoadReport",
     "LoraModule",
     "ModelHeld",
     "ResolvedModel",
+    "RevisionCard",
     "UnknownModel",
     "digest_of",
     "head_words",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -14,6 +14,7 @@ from tp_engine.adapters.names import check_name
 from tp_engine.adapters.paths import resolve_adapter_path
 from tp_engine.adapters.reader import read_adapter
 from tp_engine.adapters.registry import AdapterRegistry
+from tp_engine.adapters.revision import AdapterRevision
 
 if TYPE_CHECKING:
     from tp_engine.models.spec import ModelSpec
@@ -63,6 +64,7 @@ def load_adapters(
     base_names: Collection[str],
     base_sources: Collection[str] = (),
     base: BaseEnds | None = None,
+    take: Callable[[str, AdapterRevision], None] | None = None,
 ) -> tuple[AdapterRegistry, tuple[LoadReport, ...]]:
     """Read, check and register adapters; a bad one never keeps a good one out.
 
@@ -75,6 +77,7 @@ def load_adapters(
         base_names: served names of the base.
         base_sources: what else the base is known as (see `read_adapter`).
         base: see `read_adapter`.
+        take: called with each name and what was read, of which the registry keeps no tensor.
 
     Raises:
         AdapterLoadError: with ``fail``, with every refused adapter and its reason.
@@ -83,7 +86,7 @@ def load_adapters(
     registry = AdapterRegistry(base_names)
     known = (*base_names, *base_sources)
     reports = [
-        _load(registry, name, path, root, spec, known, base)
+        _load(registry, name, path, root, spec, known, base, take)
         for name, path, root in _wanted(specs, lora_dir)
     ]
     refused = [report for report in reports if report.error is not None]
@@ -117,6 +120,7 @@ def _load(
     spec: ModelSpec,
     known: Collection[str],
     base: BaseEnds | None,
+    take: Callable[[str, AdapterRevision], None] | None,
 ) -> LoadReport:
     start = time.perf_counter()
     source = path if root is None else str(root / path)
@@ -124,6 +128,8 @@ def _load(
         check_name(name, registry.base_names)
         revision = read_adapter(path, spec, base_names=known, base=base, root=root)
         name = registry.register(name, revision)
+        if take is not None:
+            take(name, revision)
     except AdapterError as error:
         seconds = time.perf_counter() - start
         return LoadReport(name=name, source=source, seconds=seconds, error=error)

@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from tp_engine.adapters.card import KnownRevision, RevisionCard
 from tp_engine.adapters.errors import AdapterError, shown
 from tp_engine.adapters.names import check_name, normalise, split_base, split_revision
-from tp_engine.adapters.revision import AdapterRevision
 
 
 class UnknownModel(ValueError):
@@ -41,7 +41,7 @@ class ResolvedModel:
 
     name: str
     """The registered name, or the served name of the base."""
-    revision: AdapterRevision | None
+    revision: RevisionCard | None
     """None for the base alone."""
 
     @property
@@ -63,11 +63,11 @@ class AdapterRegistry:
             raise ValueError("base_names=() must hold at least one served name")
         self.base_names = tuple(normalise(name) for name in base_names)
         self._lock = threading.Lock()
-        self._snapshot: Mapping[str, AdapterRevision] = MappingProxyType({})
+        self._snapshot: Mapping[str, RevisionCard] = MappingProxyType({})
         self._held: frozenset[str] = frozenset()
 
     @property
-    def adapters(self) -> Mapping[str, AdapterRevision]:
+    def adapters(self) -> Mapping[str, RevisionCard]:
         """Names and their revisions, as they are now, in order of registration."""
         return self._snapshot
 
@@ -76,7 +76,7 @@ class AdapterRegistry:
         """Names that take no new requests."""
         return self._held
 
-    def register(self, name: str, revision: AdapterRevision) -> str:
+    def register(self, name: str, revision: KnownRevision) -> str:
         """Let a new name mean a revision; the name it is registered under (NFC) comes back.
 
         Raises:
@@ -87,10 +87,10 @@ class AdapterRegistry:
             if name in self._snapshot:
                 reason = f"it is registered, with revision {self._snapshot[name].digest}"
                 raise AdapterError("name_refused", f"adapter name {shown(name)}: {reason}")
-            self._snapshot = MappingProxyType({**self._snapshot, name: revision})
+            self._snapshot = MappingProxyType({**self._snapshot, name: RevisionCard.of(revision)})
         return name
 
-    def move(self, name: str, revision: AdapterRevision) -> str:
+    def move(self, name: str, revision: KnownRevision) -> str:
         """Let a name mean a revision from now on, whatever it meant; the name in NFC comes back.
 
         Raises:
@@ -98,8 +98,15 @@ class AdapterRegistry:
         """
         name = check_name(name, self.base_names)
         with self._lock:
-            self._snapshot = MappingProxyType({**self._snapshot, name: revision})
+            self._snapshot = MappingProxyType({**self._snapshot, name: RevisionCard.of(revision)})
         return name
+
+    def register_all(self, revisions: Mapping[str, KnownRevision]) -> None:
+        """As `register`, for names that are known to be allowed and new, in one go."""
+        cards = {name: RevisionCard.of(revision) for name, revision in revisions.items()}
+        with self._lock:
+            assert not self._snapshot.keys() & cards
+            self._snapshot = MappingProxyType({**self._snapshot, **cards})
 
     def remove(self, name: str) -> None:
         """Let a registered name mean nothing; whoever resolved it before keeps the revision."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tp_engine.adapters.errors import AdapterError
 from tp_engine.adapters.layout import Run
+from tp_engine.adapters.tensors import all_finite
 
 
 def cast_finite(what: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -21,7 +22,7 @@ def cast_finite(what: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         AdapterError: ``not_finite``.
     """
     cast = tensor.to(dtype)
-    if tensor.dtype != dtype and not bool(torch.isfinite(cast).all()):
+    if tensor.dtype != dtype and not all_finite(cast):
         largest = float(tensor.abs().max())
         reason = f"{what} has a value of magnitude {largest:g}, too large for {dtype}"
         raise AdapterError("not_finite", reason)

@@ -5,26 +5,27 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
 
 import torch
 
 from tp_engine.adapters import (
     AdapterError,
     AdapterImage,
-    AdapterRegistry,
     AdapterRevision,
+    ImageSize,
     pack_adapter,
     read_adapter,
 )
-from tp_engine.adapters.errors import shown
-from tp_engine.adapters.store import AdapterStore, Alias, StoreError
-from tp_engine.fleet.errands import LeftOut, Loaded
+from tp_engine.adapters.store import AdapterStore, StoreError
+from tp_engine.fleet.errands import Loaded
 from tp_engine.fleet.keeper import Keeper
 from tp_engine.fleet.pushed import PUSHED
 from tp_engine.rank import Rank, base_files
 
 log = logging.getLogger(__name__)
+
+PACKING_VERSION = 1
+"""Changes when the same revision takes other pages or words."""
 
 
 class AdapterLoader(Keeper):
@@ -37,13 +38,17 @@ class AdapterLoader(Keeper):
         self._sources: dict[str, Path] = {}
         """Directories of revisions that the store does not have, by digest."""
 
-    @classmethod
-    def without_store(cls, rank: Rank, registry: AdapterRegistry) -> Self:
-        """For a rank whose adapters can be read again from where they came from."""
-        loader = cls(rank, None)
-        for revision in registry.adapters.values():
-            loader.keep_source(revision)
-        return loader
+    @property
+    def store(self) -> AdapterStore | None:
+        """Where revisions are kept."""
+        return self._store
+
+    @property
+    def layout(self) -> str:
+        """What the size of a revision's images depends on beside the revision."""
+        rank = self._rank
+        parts = (rank.base_digest, rank.config.dtype, rank.comm.world, rank.layout.page_bytes)
+        return " ".join(map(str, (PACKING_VERSION, *parts)))
 
     def load(self, directory: Path, source: str = "") -> Loaded:
         """Keep, read, check, cut and pack an adapter; ``source`` is where it was fetched from.
@@ -65,7 +70,7 @@ class AdapterLoader(Keeper):
             StoreError: there is no store, no such name or revision, or its files are damaged.
         """
         store = self._need_store()
-        return self._packed(self._read_kept(store, digest or store.earlier(name)))
+        return self._packed(self.read_kept(digest or store.earlier(name)))
 
     def fetch(self, digest: str) -> list[AdapterImage]:
         """Read and pack a revision again that was read before.
@@ -76,14 +81,16 @@ class AdapterLoader(Keeper):
         """
         directory = self._sources.get(digest) or self._pushed.find(digest)
         try:
-            revision = self.read(directory or self._need_store().directory(digest))
-        except AdapterError:
-            if self._store is None or not self._store.has(digest):
-                raise
-            revision = self.read(self._store.directory(digest))  # it was written back meanwhile
-        if revision.digest != digest:
-            reason = f"its files hold revision {revision.digest} now, not {digest}"
-            raise StoreError("damaged", reason)
+            found = self.read(directory or self._need_store().unchecked_directory(digest))
+            if found.digest == digest:
+                return self.pack(found)
+            reason = f"its files hold revision {found.digest} now, not {digest}"
+            refusal: ValueError = StoreError("damaged", reason)
+        except AdapterError as error:
+            refusal = error
+        if self._store is None or not self._store.has(digest):
+            raise refusal
+        revision = self.read(self._store.directory(digest))  # says what is wrong with it, if it is
         return self.pack(revision)
 
     def keep_source(self, revision: AdapterRevision) -> None:
@@ -135,8 +142,13 @@ class AdapterLoader(Keeper):
             base=base_files(self._rank.joined),
         )
 
-    def _read_kept(self, store: AdapterStore, digest: str) -> AdapterRevision:
-        """Read a revision of the store, which may have been kept for another base."""
+    def read_kept(self, digest: str) -> AdapterRevision:
+        """Read a revision of the store, which may have been kept for another base.
+
+        Raises:
+            StoreError: there is no store, or no such revision, or its files are damaged.
+        """
+        store = self._need_store()
         manifest = store.revision(digest).manifest
         revision = replace(self.read(store.directory(digest)), source=manifest.source)
         before, now = manifest.base_digest, store.base_digest
@@ -153,31 +165,8 @@ class AdapterLoader(Keeper):
         """
         rank = self._rank
         dtype = getattr(torch, rank.config.dtype)
-        return pack_adapter(revision, rank.cuts, rank.dims, dtype, rank.layout.page_bytes)
-
-    def restore(self, registry: AdapterRegistry) -> set[str]:
-        """Register what the store's names mean; those that are pinned.
-
-        One that cannot be served keeps no other out.
-        """
-        aliases = [] if self._store is None else self._store.aliases()
-        return {alias.name for alias in aliases if self._restore(registry, alias) and alias.pinned}
-
-    def _restore(self, registry: AdapterRegistry, alias: Alias) -> bool:
-        if alias.name in registry.adapters:
-            log.warning(
-                "adapter %s is taken from the command line, not from the store", shown(alias.name)
-            )
-            return False
-        try:
-            revision = self._read_kept(self._need_store(), alias.digest)
-            registry.register(alias.name, revision)
-        except (AdapterError, StoreError) as error:
-            log.error("adapter %s of the store is left out: %s", shown(alias.name), error)
-            self.left_out[alias.name] = LeftOut(digest=alias.digest, reason=str(error))
-            return False
-        for warning in revision.warnings:
-            log.warning("adapter %s of the store: %s", shown(alias.name), warning)
-        if alias.held:
-            registry.hold(alias.name)
-        return True
+        images = pack_adapter(revision, rank.cuts, rank.dims, dtype, rank.layout.page_bytes)
+        if self._store is not None and self._store.has(revision.digest):
+            size = ImageSize.of(revision, images)
+            self._store.keep_size(revision.digest, self.layout, size)
+        return images

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from tp_engine.adapters import AdapterRevision, UnknownModel
+from tp_engine.adapters import RevisionCard, UnknownModel
 from tp_engine.adapters.errors import shown
 from tp_engine.fleet.dirty import Dirty
 from tp_engine.fleet.errands import CallError, LetGo
@@ -99,7 +99,7 @@ class Names:
         self._pinned.discard(name)
         self._drains.pop(name, None)
 
-    def find(self, name: str) -> AdapterRevision:
+    def find(self, name: str) -> RevisionCard:
         """What a name means.
 
         Raises:
@@ -137,9 +137,7 @@ class Names:
         except UnknownModel:
             return None
 
-    def _record(
-        self, call: NameCall, revision: AdapterRevision, write: Callable[[], LetGo]
-    ) -> None:
+    def _record(self, call: NameCall, revision: RevisionCard, write: Callable[[], LetGo]) -> None:
         """Write what has been done, and answer."""
         self._dirty.begin(call.name)  # else the store has nothing to write it to
         users = self._shared.engine.users_of(revision.digest)

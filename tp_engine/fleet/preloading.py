@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tp_engine.adapters import AdapterRevision
+from tp_engine.adapters import RevisionCard
 from tp_engine.adapters.errors import shown
 from tp_engine.fleet.shared import Shared, refusal
 from tp_engine.memory import AdapterFootprint
@@ -33,7 +33,7 @@ class Preloading:
         """Whether `turn` has something to wait for."""
         return bool(self._open)
 
-    def begin(self, call: PreloadAdapter, revision: AdapterRevision) -> None:
+    def begin(self, call: PreloadAdapter, revision: RevisionCard) -> None:
         """Begin to bring up what a name means now."""
         self._open.append(_Preload(call, revision.digest))
 

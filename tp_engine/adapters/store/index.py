@@ -19,7 +19,8 @@ from typing import Final
 
 import msgspec
 
-from tp_engine.adapters.store import names
+from tp_engine.adapters.size import ImageSize
+from tp_engine.adapters.store import footprints, names
 from tp_engine.adapters.store.manifest import Manifest
 
 SCHEMA_VERSION: Final = 2
@@ -121,6 +122,7 @@ class StoreIndex:
             self._db.executescript(
                 f"BEGIN; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
             )
+        self._db.execute(footprints.SCHEMA)
 
     def close(self) -> None:
         """Close the file; nothing is lost."""
@@ -171,6 +173,16 @@ class StoreIndex:
         """All digests."""
         with self._lock:
             return [row[0] for row in self._db.execute("SELECT digest FROM revisions")]
+
+    def keep_size(self, digest: str, layout: str, size: ImageSize) -> None:
+        """Remember what a revision takes in memory."""
+        with self._change() as db:
+            footprints.keep(db, digest, layout, size)
+
+    def sizes(self, layout: str) -> dict[str, ImageSize]:
+        """What revisions take in memory, as far as known, by digest."""
+        with self._lock:
+            return footprints.all_of(self._db, layout)
 
     # --- names -------------------------------------------------------------------------------
 

@@ -80,3 +80,34 @@ def module_entries(revision: AdapterRevision) -> dict[str, ModuleEntry]:
         )
         for (layer, site), module in revision.modules.items()
     }
+
+
+def manifest_of(
+    revision: AdapterRevision,
+    base: tuple[str, str, int],
+    files: Mapping[str, str],
+    file_bytes: int,
+) -> Manifest:
+    """The manifest of a revision whose files are in place.
+
+    Args:
+        revision: that was read from them.
+        base: its digest, architecture and vocabulary.
+        files: SHA-256 of each file, by name.
+        file_bytes: size of all files.
+    """
+    base_digest, architecture, vocab_size = base
+    return Manifest(
+        digest=revision.digest,
+        base_digest=base_digest,
+        architecture=architecture,
+        vocab_size=vocab_size,
+        source=revision.source,
+        files=files,
+        file_bytes=file_bytes,
+        tensor_bytes=revision.nbytes,
+        modules=module_entries(revision),
+        applied=revision.applied,
+        expected=revision.expected,
+        warnings=revision.warnings,
+    )

@@ -13,10 +13,11 @@ from tp_engine.adapters.config import CONFIG_NAME
 from tp_engine.adapters.errors import shown
 from tp_engine.adapters.reader import WEIGHTS_NAME
 from tp_engine.adapters.revision import AdapterRevision
+from tp_engine.adapters.size import ImageSize
 from tp_engine.adapters.store.errors import StoreError
 from tp_engine.adapters.store.files import RevisionFiles, sha256_of
 from tp_engine.adapters.store.index import Alias, Move, RevisionRow, RevisionState, StoreIndex
-from tp_engine.adapters.store.manifest import Manifest, module_entries
+from tp_engine.adapters.store.manifest import Manifest, manifest_of
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +108,23 @@ class AdapterStore:
         """Revisions in the order of their digests, those past ``after``; a negative limit: all."""
         return self._index.revisions(after, limit)
 
+    def keep_size(self, digest: str, layout: str, size: ImageSize) -> None:
+        """Remember what a revision takes in memory when it is served in one way."""
+        self._index.keep_size(digest, layout, size)
+
+    def sizes(self, layout: str) -> dict[str, ImageSize]:
+        """What revisions take in memory when they are served so, as far as known, by digest."""
+        return self._index.sizes(layout)
+
+    def unchecked_directory(self, digest: str) -> Path:
+        """As `directory`, for who checks what it reads by the revision's digest.
+
+        Raises:
+            StoreError: ``unknown_revision`` or ``not_ready``.
+        """
+        self.check_whole(digest)
+        return self._files.path(digest)
+
     def directory(self, digest: str) -> Path:
         """The directory of a revision, its files checked against their sums.
 
@@ -114,7 +132,7 @@ class AdapterStore:
             StoreError: ``unknown_revision``, ``not_ready``, or ``damaged`` if a file is not what
                 it was; the revision is then marked as failed.
         """
-        row = self._check_whole(digest)
+        row = self.check_whole(digest)
         path = self._files.path(digest)
         for name, wanted in row.manifest.files.items():
             found = sha256_of(path / name) if (path / name).is_file() else "nothing"
@@ -161,7 +179,7 @@ class AdapterStore:
             StoreError: ``unknown_revision`` or ``not_ready``.
         """
         with self._lock:
-            self._check_whole(digest)
+            self.check_whole(digest)
             return self._index.move(name, digest, pushed=pushed)
 
     def earlier(self, name: str) -> str:
@@ -175,7 +193,7 @@ class AdapterStore:
         past = self._index.moves(name)
         if len(past) < 2:
             raise StoreError("nothing_before", f"adapter {shown(name)} has no earlier revision")
-        return self._check_whole(past[1].digest).manifest.digest
+        return self.check_whole(past[1].digest).manifest.digest
 
     def roll_back(self, name: str) -> Alias:
         """Let a name mean what it meant before its last move.
@@ -245,7 +263,12 @@ class AdapterStore:
 
     # -----------------------------------------------------------------------------------------
 
-    def _check_whole(self, digest: str) -> RevisionRow:
+    def check_whole(self, digest: str) -> RevisionRow:
+        """A revision, unless its files are known to be damaged.
+
+        Raises:
+            StoreError: ``unknown_revision`` or ``not_ready``.
+        """
         row = self.revision(digest)
         if row.state is RevisionState.FAILED:
             raise StoreError("not_ready", f"revision {digest} is failed: {row.reason}")
@@ -267,19 +290,6 @@ class AdapterStore:
             self._index.set_state(row.manifest.digest, RevisionState.FAILED, reason)
 
     def _manifest(self, revision: AdapterRevision, sums: Mapping[str, str]) -> Manifest:
-        base_digest, architecture, vocab_size = self._base
         path = self._files.path(revision.digest)
-        return Manifest(
-            digest=revision.digest,
-            base_digest=base_digest,
-            architecture=architecture,
-            vocab_size=vocab_size,
-            source=revision.source,
-            files=sums,
-            file_bytes=sum((path / name).stat().st_size for name in sums),
-            tensor_bytes=revision.nbytes,
-            modules=module_entries(revision),
-            applied=revision.applied,
-            expected=revision.expected,
-            warnings=revision.warnings,
-        )
+        size = sum((path / name).stat().st_size for name in sums)
+        return manifest_of(revision, self._base, sums, size)
