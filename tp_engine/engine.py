@@ -22,6 +22,7 @@ from tp_engine.fetching import Fetch
 from tp_engine.memory import AdapterFootprint, PageLayout
 from tp_engine.memory import root_key as prefix_root
 from tp_engine.messages import Failed, Output, Stats, Submit, TokenLogprobs
+from tp_engine.outputs import not_finite, not_readable, token_output
 from tp_engine.plan import PlanKind, StepPlan
 from tp_engine.sampling import Sampled
 from tp_engine.scheduler import Planner, Request, Work
@@ -231,9 +232,7 @@ class Engine:
         )
         for request in self.scheduler.unpark(adapter.handle):
             self._end(request, "failed")
-            text = f"the adapter of {request.model} cannot be read: {error}"
-            failed = Failed(request_id=request.id, code="adapter_unavailable", message=text)
-            self._failures.append(failed)
+            self._failures.append(not_readable(request, error))
 
     def _send(self, plan: StepPlan) -> None:
         self.worker.channel.send(plan)
@@ -256,7 +255,8 @@ class Engine:
             if request.ended:  # while this step was under way: its token is surplus
                 continue
             if item.samples and failed:
-                outputs.append(self._fail(request))
+                self._end(request, "failed")
+                outputs.append(not_finite(request))
                 continue
             self.scheduler.publish(request)
             if item.samples:
@@ -276,27 +276,9 @@ class Engine:
         request.tokens.append(token)
         request.slot_has_last = request.slot is not None  # else it has been preempted since
         self.counters["generation_tokens"] += 1
-        ended = request.ends_with(token, self.limits.eos_ids)
-        reason = "stop" if ended else None
-        if not ended and len(request.tokens) >= request.limit:
-            reason = "length"
+        reason = "length" if len(request.tokens) >= request.limit else None
+        if request.ends_with(token, self.limits.eos_ids):
+            reason = "stop"
         if reason is not None:
             self._end(request, "finished")
-        return Output(
-            request_id=request.id,
-            tokens=[] if ended else [token],
-            logprobs=None if logprobs is None else [] if ended else [logprobs],
-            finish_reason=reason,
-            stop_token=token if ended else None,
-            prompt_tokens=request.prompt_len,
-            cached_tokens=request.cached_tokens,
-            completion_tokens=request.output_len,
-        )
-
-    def _fail(self, request: Request) -> Failed:
-        self._end(request, "failed")
-        return Failed(
-            request_id=request.id,
-            code="numerical_error",
-            message=f"the model's output for {request.model} is not finite",
-        )
+        return token_output(request, token, logprobs, reason)
