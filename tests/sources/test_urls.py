@@ -1,6 +1,11 @@
 """Nothing outside the operator's prefixes is an address that is asked for."""
 
+from urllib.parse import unquote
+
+import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tp_engine.sources import AllowedSources, SourceError
 
@@ -108,3 +113,33 @@ def test_a_hub_id_is_one_only_where_the_list_covers_it() -> None:
 def test_a_prefix_that_is_no_address_is_refused(prefix: str) -> None:
     with pytest.raises(SourceError, match="is refused"):
         AllowedSources([prefix])
+
+
+PIECES = st.sampled_from(
+    [
+        *("https", "http", "://", ":", "/", "//", "host.example", "127.0.0.1", "evil.example"),
+        *("adapters", "..", ".", "%2e", "%2E", "%2f", "%5c", "\\", "@", "?", "#", ";", "443"),
+        *("9000", "x", "[::1]"),
+    ]
+)
+
+
+@given(st.lists(PIECES, max_size=10).map("".join), st.booleans())
+def test_what_is_accepted_means_the_same_to_who_asks_for_it(text: str, whole: bool) -> None:
+    text = text if whole else f"https://host.example/adapters{text}"
+    try:
+        url = ALLOWED.find(text)
+    except SourceError:
+        return
+    if url is None:
+        assert "://" not in text
+        return
+    asked = httpx.URL(f"{url}/adapter_config.json")
+    port = {"https": 443, "http": 80}[asked.scheme] if asked.port is None else asked.port
+    path = [unquote(part) for part in asked.raw_path.decode().split("/")[1:]]
+    assert not {"", ".", ".."} & set(path) and not any("/" in part for part in path)
+    place = (asked.scheme, asked.host, port)
+    if place == ("https", "host.example", 443):
+        assert path[0] == "adapters"
+    else:
+        assert place in [("http", "127.0.0.1", 9000), ("http", "::1", 9000)]

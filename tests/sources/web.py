@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 import re
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -120,14 +121,16 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def web_server() -> Iterator[Web]:
-    """Serve until the block ends."""
+def web_server(tls: ssl.SSLContext | None = None) -> Iterator[Web]:
+    """Serve until the block ends, by HTTPS if ``tls`` is given."""
     web = Web()
     web.gate.set()
     handler = type("Handler", (_Handler,), {"web": web})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
-    web.url = f"http://127.0.0.1:{server.server_address[1]}"
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    web.url = f"http{'s' if tls else ''}://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
