@@ -5,7 +5,8 @@
 
 A base of random weights, adapters of random values in a store of their own. Measured: the time to
 the first token with the adapter resident, warm and cold, against the plain copy and the plain read
-of as many bytes in the same run; the times of decode steps with and without a storm of loads.
+of as many bytes in the same run; the times of decode steps with and without a storm of loads; what
+a start and a lookup cost with many adapters registered.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import os
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,14 @@ from launch.bench.environment import print_json  # noqa: E402 (after environment
 from launch.bench.shapes import SHAPES, write_config  # noqa: E402
 from launch.bench.tiers.first_token import first_token_s, measure_first_tokens  # noqa: E402
 from launch.bench.tiers.material import write_adapter  # noqa: E402
+from launch.bench.tiers.registered import measure_registered  # noqa: E402
 from launch.bench.tiers.storm import measure_steps  # noqa: E402
-from sharding import SITES  # noqa: E402
+from sharding import SITES, ModelDims  # noqa: E402
 from tp_engine.adapters.store import AdapterStore  # noqa: E402
 from tp_engine.config import EngineConfig, parse_size  # noqa: E402
 from tp_engine.engine import Engine  # noqa: E402
 from tp_engine.fleet import AdapterLoader  # noqa: E402
+from tp_engine.garbage import freeze_objects  # noqa: E402
 from tp_engine.join import join  # noqa: E402
 from tp_engine.plan import PlanKind  # noqa: E402
 from tp_engine.rank import Rank, build_engine, build_rank  # noqa: E402
@@ -48,25 +52,35 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--arena", type=parse_size)
     parser.add_argument("--host-memory", type=parse_size, default=parse_size("2GiB"))
+    parser.add_argument("--registered", type=int, nargs="*", default=[500, 1000, 2000])
     parser.add_argument("--directory", type=Path, help="for the store; without it a temporary one")
     return parser.parse_args(argv)
+
+
+def open_store(rank: Rank, root: Path) -> AdapterStore:
+    """A store for the rank's base."""
+    return AdapterStore(
+        root,
+        base_digest=rank.base_digest,
+        architecture=rank.joined.spec.architecture,
+        vocab_size=rank.dims.vocab,
+    )
 
 
 def fill_store(
     loader: AdapterLoader,
     engine: Engine,
-    store: AdapterStore,
-    rank: Rank,
+    dims: ModelDims,
     directory: Path,
-    count: int,
-    lora_rank: int,
+    arguments: argparse.Namespace,
 ) -> dict[str, Path]:
     """Write, keep and register adapters; where the store has their files, by digest."""
-    files = {}
-    for number in range(count):
+    store, files = loader.store, {}
+    assert store is not None
+    for number in range(arguments.adapters):
         source = directory / f"source-{number}"
-        layers = rank.dims.layers
-        write_adapter(source, rank.dims, rank=lora_rank, seed=number, sites=SITES, layers=layers)
+        rank = arguments.lora_rank
+        write_adapter(source, dims, rank=rank, seed=number, sites=SITES, layers=dims.layers)
         revision, images = loader.load(source)
         engine.roster.register(f"adapter-{number}", revision, images)
         files[revision.digest] = store.directory(revision.digest)
@@ -83,26 +97,22 @@ def warm(engine: Engine, digests: list[str], batch: int) -> None:
 
 def measure(rank: Rank, arguments: argparse.Namespace, directory: Path) -> dict[str, Any]:
     """Everything, on rank 0."""
-    store = AdapterStore(
-        directory / "store",
-        base_digest=rank.base_digest,
-        architecture=rank.joined.spec.architecture,
-        vocab_size=rank.dims.vocab,
-    )
+    store = open_store(rank, directory / "store")
     loader = AdapterLoader(rank, store)
     engine = build_engine(rank, loader.fetch)
-    files = fill_store(
-        loader, engine, store, rank, directory, arguments.adapters, arguments.lora_rank
-    )
+    files = fill_store(loader, engine, rank.dims, directory, arguments)
     warm(engine, list(files), arguments.batch)
+    freeze_objects()  # as the server does
     results = {
-        "first_token": measure_first_tokens(engine, files, arguments.repeats),
+        "first_token": measure_first_tokens(engine, loader, files, arguments.repeats),
         "decode_steps": measure_steps(
             engine, list(files), batch=arguments.batch, steps=arguments.steps
         ),
     }
     engine.control(PlanKind.STOP)
     store.close()
+    many = partial(open_store, rank, directory / "many")
+    results["registered"] = measure_registered(rank, many, directory, arguments.registered)
     return results
 
 

@@ -14,6 +14,7 @@ import torch
 from launch.bench.tiers.material import leave_page_cache
 from tp_engine import SamplingParams
 from tp_engine.engine import Engine
+from tp_engine.fleet import AdapterLoader
 from tp_engine.memory import AdapterFootprint
 from tp_engine.messages import Output, Submit
 
@@ -36,12 +37,13 @@ def first_token_s(engine: Engine, digest: str) -> float:
 
 
 def measure_first_tokens(
-    engine: Engine, directories: dict[str, Path], repeats: int
+    engine: Engine, loader: AdapterLoader, directories: dict[str, Path], repeats: int
 ) -> dict[str, Any]:
     """Seconds by tier (medians), the bytes that each moves, and how far from the floor it is.
 
     Args:
         engine: idle, of rank 0.
+        loader: reads the adapters.
         directories: of the adapters' files, by digest.
         repeats: of each adapter and tier.
     """
@@ -60,12 +62,8 @@ def measure_first_tokens(
                 first_token_s(engine, adapter.digest)  # its pages may have been needed
             make(adapter)
             seconds.setdefault(tier, []).append(first_token_s(engine, adapter.digest))
-    return _report(
-        engine,
-        {tier: statistics.median(each) for tier, each in seconds.items()},
-        {tier: max(each) for tier, each in seconds.items()},
-        directories,
-    )
+    report = _report(engine, seconds, directories)
+    return report | {"cold_parts_ms": _cold_parts_ms(loader, next(iter(directories.values())))}
 
 
 def _make_cold(engine: Engine, adapter: AdapterFootprint, directory: Path) -> None:
@@ -73,12 +71,24 @@ def _make_cold(engine: Engine, adapter: AdapterFootprint, directory: Path) -> No
     leave_page_cache(directory)
 
 
+def _cold_parts_ms(loader: AdapterLoader, directory: Path) -> dict[str, float]:
+    """What of a cold start the reader's thread takes, on its own."""
+    leave_page_cache(directory)
+    start = time.perf_counter()
+    revision = loader.read(directory)
+    read = time.perf_counter()
+    loader.pack(revision)
+    packed = time.perf_counter()
+    return {
+        "read_and_check": round(1000 * (read - start), 1),
+        "cut_and_pack": round(1000 * (packed - read), 1),
+    }
+
+
 def _report(
-    engine: Engine,
-    medians: dict[str, float],
-    worst: dict[str, float],
-    directories: dict[str, Path],
+    engine: Engine, seconds: dict[str, list[float]], directories: dict[str, Path]
 ) -> dict[str, Any]:
+    medians = {tier: statistics.median(each) for tier, each in seconds.items()}
     adapter = engine.adapters[next(iter(directories))]
     image = adapter.pages * engine.layout.page_bytes
     directory = next(iter(directories.values()))
@@ -86,7 +96,7 @@ def _report(
     copy_s = copy_floor_s(engine, image)
     return {
         "ms": {tier: round(1000 * value, 3) for tier, value in medians.items()},
-        "worst_ms": {tier: round(1000 * value, 3) for tier, value in worst.items()},
+        "worst_ms": {tier: round(1000 * max(each), 3) for tier, each in seconds.items()},
         "image_bytes_a_rank": image,
         "file_bytes": file_bytes,
         "copy_floor_ms": round(1000 * copy_s, 3),
