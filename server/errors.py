@@ -20,6 +20,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
+_UNAVAILABLE = {"overloaded", "shutting_down"}
+_UNAVAILABLE |= {f"adapter_{word}" for word in ("loading", "unavailable", "unloaded", "draining")}
 _ROUTE_CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -152,7 +154,7 @@ def failure(code: str, message: str, param: str | None) -> ApiError:
         return InvalidRequest(message, param=param)
     if code == "context_length_exceeded":
         return InvalidRequest(message, param=param, code=code)
-    if code in ("overloaded", "shutting_down", "adapter_unloaded", "adapter_draining"):
+    if code in _UNAVAILABLE:
         return Unavailable(message, code=code)
     if code == "engine_dead":
         return EngineDead(message)

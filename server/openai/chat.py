@@ -40,6 +40,7 @@ async def chat_job(fields: ChatFields, tokenizer: Tokenizer, ready: Ready) -> Jo
         n=n,
         params=params,
         salt=fields.cache_salt or "",
+        wait_for_adapter=fields.wait_for_adapter is not False,
         skip_special_tokens=fields.skip_special_tokens is not False,
         continues=fields.continue_final_message or False,
     )

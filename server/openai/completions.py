@@ -41,6 +41,7 @@ async def completion_job(fields: CompletionFields, tokenizer: Tokenizer, ready: 
         n=n,
         params=params,
         salt=fields.cache_salt or "",
+        wait_for_adapter=fields.wait_for_adapter is not False,
         skip_special_tokens=fields.skip_special_tokens is not False,
         continues=True,
     )

@@ -42,6 +42,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     cache_salt: str | None = None
+    wait_for_adapter: bool | None = None
     user: str | None = None
 
 

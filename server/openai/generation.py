@@ -34,6 +34,8 @@ class Job:
     """Outputs per prompt."""
     params: SamplingParams
     salt: str
+    wait_for_adapter: bool
+    """Rather than be refused while the adapter is being loaded."""
     skip_special_tokens: bool
     continues: bool
     """Whether outputs continue the prompt's text, rather than begin a text of their own."""
@@ -49,6 +51,7 @@ class Job:
                     self.params, seed=seed_of_output(self.params.seed, index % self.n)
                 ),
                 salt=self.salt,
+                wait_for_adapter=self.wait_for_adapter,
             )
             for index in range(len(self.prompts) * self.n)
         ]

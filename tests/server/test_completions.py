@@ -277,6 +277,16 @@ async def test_all_sampling_fields_reach_the_engine(api: Api, engine: FakeEngine
     assert submit.params.logit_bias == {5: -100, 7: 3}
     assert submit.params.stop == ("x", "yy") and submit.params.stop_token_ids == (3, 4)
     assert (submit.params.logprobs, submit.salt) == (64, "tenant")
+    assert submit.wait_for_adapter
+
+
+@pytest.mark.parametrize("asked", [True, False, None])
+async def test_a_request_says_whether_it_waits_for_a_cold_adapter(
+    asked: bool | None, api: Api, engine: FakeEngine
+) -> None:
+    response = await api.complete(prompt="ab", wait_for_adapter=asked)
+    assert response.status_code == 200, response.text
+    assert engine.submits[0].wait_for_adapter == (asked is not False)
 
 
 async def test_null_means_default(api: Api, engine: FakeEngine) -> None:
