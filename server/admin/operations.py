@@ -15,6 +15,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Literal, get_args
 
 import msgspec
@@ -99,7 +100,7 @@ class Operation:
             ApiError: it failed, or was cancelled.
         """
         assert self.task is not None
-        await asyncio.shield(self.task)
+        await asyncio.wait({self.task})
         if self.error is not None:
             raise self.error
         if self.result is None:
@@ -135,7 +136,8 @@ class Operations:
         number = f"op-{next(self._numbers)}-{secrets.token_hex(4)}"
         operation = Operation(number, name, source, state, arrives=state != "preloading")
         self._all[operation.id] = operation
-        operation.task = asyncio.create_task(self._run(operation, work))
+        operation.task = asyncio.create_task(_run(operation, work))
+        operation.task.add_done_callback(partial(self._ended, operation))
         return operation
 
     def check_free(self, name: str) -> None:
@@ -202,25 +204,26 @@ class Operations:
         for task in tasks:
             assert task is not None
             task.cancel()
-        await asyncio.gather(*(task for task in tasks if task is not None))
+        await asyncio.gather(*(task for task in tasks if task is not None), return_exceptions=True)
 
-    async def _run(self, operation: Operation, work: Work) -> None:
-        try:
-            operation.result = await work(operation)
-            operation.state = "ready"
-        except asyncio.CancelledError:
+    def _ended(self, operation: Operation, task: asyncio.Task[None]) -> None:
+        """Also of a task that was cancelled before it began."""
+        if task.cancelled():
             operation.state = "cancelled"
-        except ApiError as error:
-            operation.error = error
-            operation.state = "failed"
-        except Exception:
-            log.exception("operation %s failed", operation.id)
-            operation.error = ApiError("internal error; the server's log has the details")
-            operation.state = "failed"
         operation.ended = time.time()
-        self._forget()
-
-    def _forget(self) -> None:
         ended = [each.id for each in self._all.values() if each.state not in OPEN_STATES]
         for number in ended[: max(0, len(ended) - MAX_ENDED)]:
             del self._all[number]
+
+
+async def _run(operation: Operation, work: Work) -> None:
+    try:
+        operation.result = await work(operation)
+        operation.state = "ready"
+    except ApiError as error:
+        operation.error = error
+        operation.state = "failed"
+    except Exception:
+        log.exception("operation %s failed", operation.id)
+        operation.error = ApiError("internal error; the server's log has the details")
+        operation.state = "failed"

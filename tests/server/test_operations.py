@@ -13,7 +13,9 @@ import pytest
 
 from server import EngineClient, ServerConfig, create_app
 from server.admin import listing, operations
+from server.admin.replies import Done
 from server.auth import ApiKeys
+from server.errors import Conflict
 from tests.server.conftest import in_process
 from tests.server.fake_engine import FakeEngine
 from tests.sources.web import CONFIG, WEIGHTS, Web, adapter_bytes, web_server
@@ -299,6 +301,19 @@ async def test_a_fetch_can_be_cancelled_and_taken_up(
     assert not engine.calls
     await until(api, await register(api, "x", f"{web.url}/team/x"), "ready")
     assert web.sent - sent <= 150_000
+
+
+async def test_what_is_cancelled_before_it_begins_has_ended() -> None:
+    async def work(operation: operations.Operation) -> Done:
+        raise AssertionError("it began")
+
+    table = operations.Operations()
+    begun = table.begin("x", "s3://bucket/x", "fetching", work)
+    table.cancel(begun.id)
+    with pytest.raises(Conflict, match="was cancelled"):
+        await begun.finished()
+    assert begun.state == "cancelled" and begun.ended is not None
+    table.check_free("x")
 
 
 async def test_what_is_verified_is_not_cancelled(
