@@ -3,7 +3,8 @@
     python -m launch.plan --model DIR --gpus 2 --memory 80GiB --adapters profile.json
 
 The profile lists kinds of adapters: ``[{"rank": 16, "count": 200}, {"rank": 64, "count": 20,
-"targets": ["q_proj", "v_proj"]}]``.
+"targets": ["q_proj", "v_proj", "lm_head"], "saved": ["embed_tokens"]}]``; ``dora`` and ``bias`` as
+true, and ``tokens``, how many rows of the embedding are replaced, may be added.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the plan; 2 where something is wrong with what was given."""
     parser = _parser()
     given = parser.parse_args(argv)
-    from launch.planning import Capacity, as_json, plan_capacity, read_profile
+    from launch.adapter_kinds import read_profile
+    from launch.planning import Capacity, as_json, plan_capacity
     from tp_engine.hub import local_model
     from tp_engine.models import ModelSpec
 
@@ -70,9 +72,12 @@ def _print_table(capacity: object) -> None:
     print(f"  KV tokens           {capacity.kv_tokens:10d} without adapters")
     for need in capacity.kinds:
         kind = need.kind
+        saved = f", {' and '.join(kind.saved)} whole" if kind.saved else ""
+        tokens = f", {kind.tokens} token rows" if kind.tokens else ""
         print(
             f"  adapter of rank {kind.rank:<4}{need.allocated / MIB:10.2f} MiB in {need.pages} "
-            f"pages, {need.row_bytes / MIB:.2f} MiB of rows, {len(kind.targets)} modules a layer; "
+            f"pages, {need.row_bytes / MIB:.2f} MiB of rows, {len(kind.targets)} kinds of modules"
+            f"{saved}{tokens}; "
             f"{kind.count} of them"
         )
     if capacity.kinds:

@@ -3,25 +3,22 @@
 Sizes of pages, rows and shards come from the functions that the engine itself uses; the weights and
 scratch of a step are the estimate that its start checks against (`launch.preflight.memory`).
 
-Legend: kind = adapters of one LoRA rank and one set of modules.
+Legend: kind = adapters of one LoRA rank and one set of modules (`launch.adapter_kinds`).
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from launch.adapter_kinds import AdapterKind, KindNeed, kind_need
 from launch.preflight import MemoryNeed, estimate_memory
-from sharding import SITES, RankCut, cut_model
+from sharding import cut_model
 from tp_engine.adapters import longest_row_bytes
-from tp_engine.adapters.layout import ModuleRows, groups_of, place_rows
 from tp_engine.config import EngineConfig
 from tp_engine.memory import PageLayout
 from tp_engine.models import ModelSpec
@@ -30,48 +27,6 @@ CERTAINTY = 0.99
 """Of the draw of adapters that must fit."""
 MOST_DRAWN = 4096
 """Adapters at once that are tried at most."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AdapterKind:
-    """One line of a profile."""
-
-    rank: int
-    """LoRA rank of every module."""
-    count: int
-    """How many there are; also how likely one is among those in use."""
-    targets: tuple[str, ...] = SITES
-    """Modules, such as ``q_proj``, in every layer."""
-    dora: bool = False
-    """Whether every module has a gain (``use_dora``)."""
-    bias: bool = False
-    """Whether every module has a bias of B (``lora_bias``)."""
-
-    def __post_init__(self) -> None:
-        for name in ("rank", "count"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"profile: {name}={value!r} must be a whole number from 1 on")
-        for name in ("dora", "bias"):
-            value = getattr(self, name)
-            if not isinstance(value, bool):
-                raise ValueError(f"profile: {name}={value!r} must be true or false")
-        unknown = [target for target in self.targets if target not in SITES]
-        if unknown or not self.targets:
-            allowed = ", ".join(SITES)
-            raise ValueError(f"profile: targets={list(self.targets)} must be some of {allowed}")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KindNeed:
-    """What an adapter of a kind takes on each rank, in the arena."""
-
-    kind: AdapterKind
-    row_bytes: int
-    """Of its rank-rows on the rank that has the most."""
-    pages: int
-    allocated: int
-    """Bytes of those pages."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,29 +59,6 @@ class Capacity:
     def host_bytes(self) -> int:
         """Memory of the host, a rank, for the page images of all adapters of the profile."""
         return sum(need.kind.count * need.allocated for need in self.kinds)
-
-
-def read_profile(path: Path) -> tuple[AdapterKind, ...]:
-    """Read ``[{"rank": 16, "count": 200, "targets": ["q_proj", ...], "dora": true}, ...]``.
-
-    Raises:
-        ValueError: it cannot be read, or a field is missing, unknown or out of range.
-    """
-    try:
-        lines = json.loads(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"profile {path}: {error}") from None
-    if not isinstance(lines, list) or not all(isinstance(line, dict) for line in lines):
-        raise ValueError(f"profile {path}: must be a list of objects")
-    kinds = []
-    for line in lines:
-        fields = {field.name for field in dataclasses.fields(AdapterKind)}
-        if not {"rank", "count"} <= set(line) <= fields:
-            more = ", ".join(sorted(fields - {"rank", "count"}))
-            raise ValueError(f"profile {path}: {line} must have rank and count, may have {more}")
-        targets = tuple(line.get("targets", SITES))
-        kinds.append(AdapterKind(**{**line, "targets": targets}))
-    return tuple(kinds)
 
 
 def plan_capacity(
@@ -173,7 +105,7 @@ def plan_capacity(
             f"{memory} bytes leave {arena} for the arena, of which a page takes "
             f"{layout.page_bytes}: more memory, more ranks or --quantize nf4 are needed"
         )
-    needs = tuple(_kind_need(kind, spec, cuts, layout) for kind in kinds)
+    needs = tuple(kind_need(kind, spec, cuts, layout) for kind in kinds)
     room = pages - layout.blocks(kv_tokens)
     drawn, drawn_pages = most_drawn(
         [each.pages for each in needs], [each.kind.count for each in needs], room
@@ -186,25 +118,6 @@ def plan_capacity(
         kinds=needs,
         drawn=drawn,
         drawn_pages=drawn_pages,
-    )
-
-
-def _kind_need(
-    kind: AdapterKind, spec: ModelSpec, cuts: Sequence[RankCut], layout: PageLayout
-) -> KindNeed:
-    dims = spec.dims()
-    modules = {
-        (layer, SITES.index(site)): ModuleRows(kind.rank, gain=kind.dora, bias=kind.bias)
-        for layer in range(dims.layers)
-        for site in kind.targets
-    }
-    groups = [list(groups_of(modules, cut, dims, layout.dtype)) for cut in cuts]
-    pages = max(place_rows(each, layout.page_bytes)[1] for each in groups)
-    return KindNeed(
-        kind=kind,
-        row_bytes=max(sum(group.rows * group.row_bytes for group in each) for each in groups),
-        pages=pages,
-        allocated=pages * layout.page_bytes,
     )
 
 
@@ -258,6 +171,8 @@ def as_json(capacity: Capacity) -> dict[str, object]:
                 "targets": list(need.kind.targets),
                 "dora": need.kind.dora,
                 "bias": need.kind.bias,
+                "saved": list(need.kind.saved),
+                "tokens": need.kind.tokens,
                 "row_bytes": need.row_bytes,
                 "pages": need.pages,
                 "allocated_bytes": need.allocated,

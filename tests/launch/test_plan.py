@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch import plan
-from launch.planning import AdapterKind, most_drawn, plan_capacity, read_profile
+from launch.adapter_kinds import AdapterKind, read_profile
+from launch.planning import most_drawn, plan_capacity
 from sharding import cut_model
 from tests.helpers.tiny_models import make_checkpoint, make_peft_adapter
 from tp_engine import LLM
@@ -80,6 +81,45 @@ def test_an_adapters_pages_are_those_of_its_images(
     assert capacity.host_bytes == 3 * images[0].pages.nbytes
 
 
+ENDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "pairs": (
+        {"targets": ["q_proj", "embed_tokens", "lm_head"]},
+        {"targets": ("q_proj", "embed_tokens", "lm_head")},
+    ),
+    "saved": (
+        {"targets": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]},
+        {"targets": ("q_proj",), "saved": ("embed_tokens", "lm_head")},
+    ),
+    "rows": (
+        {"targets": ["q_proj"], "trainable_token_indices": [1, 5, 9, 60]},
+        {"targets": ("q_proj",), "tokens": 4},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("world", [1, 3])
+def test_changes_of_the_embedding_and_the_head_are_counted(
+    world: int, tied: bool, case: str, tmp_path: Path
+) -> None:
+    model = make_checkpoint(tmp_path / "base", "llama", tie_word_embeddings=tied, vocab_size=400)
+    fields, kind = ENDS[case]
+    spec = ModelSpec.from_directory(model)
+    capacity = capacity_of(model, world, [AdapterKind(rank=6, count=1, **kind)], num_pages=99)
+    revision = read_adapter(make_peft_adapter(tmp_path / "a", model, r=6, **fields), spec)
+    page_bytes = capacity.layout.page_bytes
+    cuts = cut_model(spec.dims(), world)
+    images = pack_adapter(revision, cuts, spec.dims(), torch.float32, page_bytes)
+    assert images[0].pages.shape[0] == capacity.kinds[0].pages
+    filled = max(int(image.pages.any(dim=1).sum()) for image in images)
+    assert filled == capacity.kinds[0].pages
+    plain = capacity_of(
+        model, world, [AdapterKind(rank=6, count=1, targets=("q_proj",))], num_pages=99
+    )
+    assert capacity.kinds[0].row_bytes > plain.kinds[0].row_bytes
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 4), st.integers(1, 3)), min_size=1, max_size=3),
     st.integers(0, 12),
@@ -126,7 +166,13 @@ def test_the_command_prints_the_plan(
         ('[{"rank": 0, "count": 1}]', "rank=0 must be a whole number from 1 on"),
         ('[{"rank": 4, "count": "x"}]', "count='x' must be"),
         ('[{"rank": 4, "count": 1, "dora": 1}]', "dora=1 must be true or false"),
-        ('[{"rank": 4, "count": 1, "size": 1}]', "may have bias, dora, targets"),
+        ('[{"rank": 4, "count": 1, "size": 1}]', "may have bias, dora, saved, targets, tokens"),
+        ('[{"rank": 4, "count": 1, "saved": ["q_proj"]}]', "saved=.'q_proj'. must be some of"),
+        ('[{"rank": 4, "count": 1, "tokens": -1}]', "tokens=-1 must be a whole number"),
+        (
+            '[{"rank": 4, "count": 1, "targets": ["lm_head"], "saved": ["lm_head"]}]',
+            "none of saved=.'lm_head'.",
+        ),
         ('[{"rank": 4, "count": 1, "targets": ["nope"]}]', "targets=.'nope'. must be some of"),
     ],
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.planning import AdapterKind, plan_capacity
+from launch.adapter_kinds import AdapterKind
+from launch.planning import plan_capacity
 from tests.e2e.service import Server
 from tests.soak.material import CONTEXT, RANKS, Variant, make_broken, make_model, make_variants
 from tests.soak.options import SoakOptions
