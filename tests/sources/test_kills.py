@@ -1,4 +1,4 @@
-"""A process that is killed at any step of a fetch leaves what the next one can use, or nothing."""
+"""A process that is killed at any step from source to name leaves what the next one can use."""
 
 import os
 import signal
@@ -7,14 +7,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.sources.web import CONFIG, WEIGHTS, adapter_bytes
+from tp_engine.adapters import AdapterRevision, LoraModule
+from tp_engine.adapters.store import AdapterStore
 from tp_engine.sources import FetchArea, FetchLimits, FetchProgress, fetch, partial
 from tp_engine.sources.errors import SourceBroken
 from tp_engine.sources.source import RemoteFile
 
 CONTENT = adapter_bytes(size=40_000)
 URL = "s3://bucket/x"
+MODULE = LoraModule(a=torch.zeros(2, 4), b=torch.zeros(4, 2), scale=1.0)
+REVISION = AdapterRevision(digest="ab" * 32, source=URL, modules={(0, 0): MODULE}, expected=1)
 
 
 class Memory:
@@ -45,13 +50,36 @@ class Memory:
         """Nothing."""
 
 
-def bring(root: Path, source: Memory) -> None:
-    area = FetchArea(root)
-    claim = area.claim(URL)
-    fetch(source, claim, FetchLimits(max_bytes=10**6, pause=0.0), FetchProgress(), {})
+def open_store(root: Path) -> AdapterStore:
+    return AdapterStore(root, base_digest="base", architecture="LlamaForCausalLM", vocab_size=128)
+
+
+def check_files(directory: Path) -> None:
     for name in (CONFIG, WEIGHTS):
-        assert (claim.path / name).read_bytes() == CONTENT[name]
+        assert (directory / name).read_bytes() == CONTENT[name]
+
+
+def bring(root: Path, source: Memory) -> None:
+    """The whole way: fetched, kept, named."""
+    claim = FetchArea(root).claim(URL)
+    fetch(source, claim, FetchLimits(max_bytes=10**6, pause=0.0), FetchProgress(), {})
+    check_files(claim.path)
+    store = open_store(root)
+    store.add(claim.path, lambda _: REVISION, source=URL)
+    store.promote("x", REVISION.digest)
+    store.close()
     claim.release(keep=False)
+
+
+def check_store(root: Path) -> None:
+    """A name means a whole revision, or there is none."""
+    store = open_store(root)
+    for alias in store.aliases():
+        assert (alias.name, alias.digest) == ("x", REVISION.digest)
+        check_files(store.directory(alias.digest))
+    known = {row.manifest.digest for row in store.revisions()}
+    assert {path.name for path in (root / "revisions").iterdir()} == known
+    store.close()
 
 
 def kill_at(count: int) -> None:
@@ -88,8 +116,10 @@ def test_a_kill_at_any_step_leaves_what_can_be_gone_on_with(
                 os._exit(1)
             os._exit(0)
         _, status = os.waitpid(child, 0)
+        check_store(root)
         source = Memory(breaks=0)
         bring(root, source)
+        check_store(root)
         resumed += (source.first or 0) > 0
         assert not [*(root / "fetching" / "claims").iterdir()]
         assert not [*(root / "fetching" / "idle").iterdir()]
@@ -97,5 +127,5 @@ def test_a_kill_at_any_step_leaves_what_can_be_gone_on_with(
             assert os.WEXITSTATUS(status) == 0
             break
         assert os.WTERMSIG(status) == signal.SIGKILL
-    assert count > 25, "there are fewer steps than a fetch must have"
+    assert count > 35, "there are fewer steps than there must be"
     assert resumed >= 8, "what was there is fetched again"
