@@ -308,3 +308,14 @@ def test_a_digest_covers_what_is_replaced() -> None:
         {0: Replaced(ids=ids, rows=rows), 1: Replaced(ids=ids, rows=rows)},
     ]
     assert len({digest_of({}, change) for change in changes}) == len(changes)
+
+
+@pytest.mark.parametrize("field", ["use_dora", "lora_bias"])
+@pytest.mark.parametrize("pair", [EMBED_PAIR, HEAD_PAIR], ids=["embedding", "head"])
+def test_gains_and_biases_of_the_ends_are_refused_even_without_their_tensors(
+    field: str, pair: dict[str, torch.Tensor], spec: ModelSpec, tmp_path: Path
+) -> None:
+    config = plain_config(target_modules=None, **{field: True})
+    with pytest.raises(AdapterError, match=f"{field}=True: false where there is LoRA on") as caught:
+        read_adapter(write_adapter(tmp_path, config, pair), spec)
+    assert caught.value.code == "config_unsupported"

@@ -19,6 +19,7 @@ from tp_engine.adapters.ends.reader import BaseEnds, EndReader
 from tp_engine.adapters.ends.replaced import Replaced
 from tp_engine.adapters.ends.rule import end_rules
 from tp_engine.adapters.errors import AdapterError, shown
+from tp_engine.adapters.fields import field_error
 from tp_engine.adapters.keys import Role, check_roles, pair_tensors
 from tp_engine.adapters.paths import file_inside, first_present, resolve_adapter_path
 from tp_engine.adapters.revision import AdapterRevision, LoraModule, digest_of
@@ -111,6 +112,7 @@ def _read_changes(
         )
         pairs = _checked_pairs(file, set(file) - set(of_ends.values()), settings, dims)
         ends = reader.read(base)
+        _check_ends(ends.pairs, settings)
         if not pairs and not ends.pairs and not ends.replaced:
             raise _nothing("has nothing but the base's own numbers")
         modules = {
@@ -126,6 +128,15 @@ def _read_changes(
         return ends.pairs | modules, ends.replaced
     finally:
         file.close()
+
+
+def _check_ends(places: Collection[Place], settings: LoraSettings) -> None:
+    """Gains and biases of the two ends would have tensors, which are refused; so is their lack."""
+    for place in places:
+        for field in ("use_dora", "lora_bias"):
+            if getattr(settings, field):
+                allowed = f"false where there is LoRA on {module_name(*place)}"
+                raise field_error(field, True, allowed, "config_unsupported")
 
 
 def _nothing(reason: str) -> AdapterError:
