@@ -149,6 +149,7 @@ def image(name: str, pages: int = 2) -> FakeImage:
         name=name,
         pages=torch.zeros((pages, LAYOUT.page_bytes), dtype=torch.uint8),
         record=torch.zeros(8, dtype=torch.int64),
+        row_bytes=0,
     )
 
 

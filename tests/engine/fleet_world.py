@@ -64,6 +64,7 @@ class FakeLoader(AdapterLoader):
                 name=revision.digest,
                 pages=torch.zeros((pages, LAYOUT.page_bytes), dtype=torch.uint8),
                 record=torch.zeros(8, dtype=torch.int64),
+                row_bytes=0,
             )
         ]
 

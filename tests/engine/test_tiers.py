@@ -42,7 +42,7 @@ class Store:
 def know(engine: Engine, *names: str) -> None:
     """Let requests use adapters of two pages that only the store has."""
     for name in names:
-        engine.roster.begin(name, name, ImageSize(2, 8, 4, 0), None)
+        engine.roster.begin(name, name, ImageSize(2, 8, 4, 0, 200), None)
 
 
 def ask(
@@ -103,6 +103,20 @@ def test_younger_requests_pass_one_whose_adapter_is_on_its_way() -> None:
     assert engine.stats().waiting_adapters == ["x"]
     store.gate.set()
     assert drive(engine)["first"] == solo("x", PROMPT, PARAMS)
+
+
+def test_waste_is_what_pages_hold_beside_rows_and_tokens() -> None:
+    engine, _ = make_engine()
+    know(engine, "x")
+    ask(engine, "a", "x")
+    while not engine.scheduler.running:
+        engine.step()
+    gauges = engine.stats().gauges
+    assert gauges["waste_adapters_bytes"] == 2 * engine.layout.page_bytes - 200
+    computed = engine.scheduler.running[0].computed
+    assert gauges["waste_kv_tokens"] == -computed % engine.layout.block_tokens > 0
+    drive(engine)
+    assert engine.stats().gauges["waste_kv_tokens"] == 0
 
 
 def test_an_adapter_is_read_once_for_all_that_wait_for_it() -> None:

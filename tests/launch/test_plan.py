@@ -47,6 +47,8 @@ def test_the_plan_is_what_the_engine_reports(model: Path, tmp_path: Path) -> Non
     assert capacity.layout == engine.layout
     (footprint,) = engine.adapters.values()
     assert capacity.kinds[0].pages == footprint.pages
+    assert capacity.kinds[0].row_bytes == footprint.row_bytes
+    assert capacity.host_bytes == footprint.pages * engine.layout.page_bytes
     llm.close()
 
 
@@ -76,6 +78,7 @@ def test_an_adapters_pages_are_those_of_its_images(
     )
     assert {image.pages.shape[0] for image in images} == {need.pages}
     assert need.allocated == images[0].pages.nbytes >= need.row_bytes
+    assert need.row_bytes == max(image.row_bytes for image in images)
     plain = capacity_of(model, world, [AdapterKind(rank=7, count=3)], arena_bytes=1 << 22)
     assert (need.row_bytes > plain.kinds[0].row_bytes) == (extra != "plain")
     assert capacity.host_bytes == 3 * images[0].pages.nbytes

@@ -30,6 +30,8 @@ class AdapterImage:
     """uint8 [n, page_bytes]; bytes that hold no row are 0."""
     record: Tensor
     """int64 [W], with offsets into ``pages`` (see `tp_engine.adapters.record`)."""
+    row_bytes: int = 0
+    """Of all rows, where it was packed; the rest of its pages is waste."""
 
 
 def pages_needed(
@@ -78,7 +80,8 @@ def pack_adapter(
             by_key.setdefault(run.group.key, []).append(run)
         record = _fill(modules, cut, dims, by_key, pages)
         record = fill_ends(record, modules, replaced, cut.vocab, dims.layers, by_key, pages)
-        images.append(AdapterImage(pages=pages, record=record))
+        used = sum(run.count * run.group.row_bytes for run in runs)
+        images.append(AdapterImage(pages=pages, record=record, row_bytes=used))
     return _equal_words(images)
 
 
@@ -155,6 +158,7 @@ def _equal_words(images: Sequence[AdapterImage]) -> list[AdapterImage]:
         AdapterImage(
             pages=image.pages,
             record=pad(image.record, (0, words - image.record.numel()), value=NO_ROW),
+            row_bytes=image.row_bytes,
         )
         for image in images
     ]

@@ -18,6 +18,8 @@ class ImageSize(NamedTuple):
     max_rank: int
     traits: int
     """Bits of `tp_engine.adapters.AdapterTraits`."""
+    row_bytes: int
+    """Of its rank-rows, on the rank that has the most; the rest of its pages is waste."""
 
     @classmethod
     def of(cls, revision: AdapterRevision, images: Sequence[AdapterImage]) -> ImageSize:
@@ -27,4 +29,5 @@ class ImageSize(NamedTuple):
             words=images[0].record.numel(),
             max_rank=revision.max_rank,
             traits=int(revision.traits),
+            row_bytes=max(image.row_bytes for image in images),
         )

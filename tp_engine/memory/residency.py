@@ -36,6 +36,8 @@ class AdapterFootprint:
     max_rank: int
     traits: int = 0
     """Bits of `tp_engine.adapters.AdapterTraits`."""
+    row_bytes: int = 0
+    """Of its rank-rows, on the rank that has the most; the rest of its pages is waste."""
 
 
 @dataclass(slots=True)

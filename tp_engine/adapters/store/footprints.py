@@ -12,13 +12,14 @@ from typing import Final
 from tp_engine.adapters.size import ImageSize
 
 SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS footprints (
+CREATE TABLE IF NOT EXISTS image_sizes (
     digest TEXT NOT NULL REFERENCES revisions (digest) ON DELETE CASCADE,
     layout TEXT NOT NULL,
     pages INTEGER NOT NULL,
     words INTEGER NOT NULL,
     max_rank INTEGER NOT NULL,
     traits INTEGER NOT NULL,
+    row_bytes INTEGER NOT NULL,
     PRIMARY KEY (digest, layout)
 ) STRICT, WITHOUT ROWID
 """
@@ -27,7 +28,7 @@ CREATE TABLE IF NOT EXISTS footprints (
 def keep(db: sqlite3.Connection, digest: str, layout: str, size: ImageSize) -> None:
     """Remember a revision's size, if the revision is there."""
     db.execute(
-        "INSERT OR REPLACE INTO footprints SELECT digest, ?, ?, ?, ?, ? FROM revisions "
+        "INSERT OR REPLACE INTO image_sizes SELECT digest, ?, ?, ?, ?, ?, ? FROM revisions "
         "WHERE digest = ?",
         (layout, *size, digest),
     )
@@ -36,6 +37,7 @@ def keep(db: sqlite3.Connection, digest: str, layout: str, size: ImageSize) -> N
 def all_of(db: sqlite3.Connection, layout: str) -> dict[str, ImageSize]:
     """Sizes that are known, by digest."""
     rows = db.execute(
-        "SELECT digest, pages, words, max_rank, traits FROM footprints WHERE layout = ?", (layout,)
+        "SELECT digest, pages, words, max_rank, traits, row_bytes FROM image_sizes WHERE layout = ?",
+        (layout,),
     )
     return {digest: ImageSize(*size) for digest, *size in rows}
