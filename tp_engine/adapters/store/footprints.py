@@ -37,7 +37,8 @@ def keep(db: sqlite3.Connection, digest: str, layout: str, size: ImageSize) -> N
 def all_of(db: sqlite3.Connection, layout: str) -> dict[str, ImageSize]:
     """Sizes that are known, by digest."""
     rows = db.execute(
-        "SELECT digest, pages, words, max_rank, traits, row_bytes FROM image_sizes WHERE layout = ?",
+        "SELECT digest, pages, words, max_rank, traits, row_bytes "
+        "FROM image_sizes WHERE layout = ?",
         (layout,),
     )
     return {digest: ImageSize(*size) for digest, *size in rows}
