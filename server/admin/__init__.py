@@ -1,7 +1,7 @@
 """The control plane: adapters come and go. For operators; without their keys it is not there.
 
 `vllm` has the two routes of vLLM's clients, `adapters` the resource ``/admin/adapters``,
-`lifecycle` what is done to an adapter that stays the same, `upload` bodies of files,
+`lifecycle` what is done to an adapter that stays the same, `upload` bodies of files (`parts`),
 `operation_routes` the resource ``/admin/operations``. `loads` brings an adapter from its source
 (`remote`) to the engine as an operation (`operations`). `replies` has the answers.
 """

@@ -12,6 +12,7 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from server import EngineClient, ServerConfig, create_app
+from server.admin import parts as parts_of_bodies
 from server.admin import upload
 from server.auth import ApiKeys
 from tests.server.conftest import in_process
@@ -165,7 +166,7 @@ async def test_bodies_over_the_limit_are_refused_declared_or_not(
 async def test_a_config_has_a_limit_of_its_own(
     api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upload, "MAX_CONFIG_BYTES", 1000)
+    monkeypatch.setattr(parts_of_bodies, "MAX_CONFIG_BYTES", 1000)
     answer = await post(api, files=parts(BOTH | {CONFIG: b" " * 1001}))
     assert code(answer) == (413, "request_too_large") and CONFIG in answer.text
 
