@@ -1,0 +1,58 @@
+"""What is sent is finished and kept beside the steps, and a failure is heard of."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tp_engine.adapters import AdapterImage
+from tp_engine.comm import Comm
+from tp_engine.delivery import Delivery
+from tp_engine.host_pages import HostPages
+
+PAGE = 64
+
+
+def image() -> AdapterImage:
+    return AdapterImage(pages=torch.full((2, PAGE), 7, dtype=torch.uint8), record=torch.arange(3))
+
+
+def wait(delivery: Delivery) -> list[int]:
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        if arrived := delivery.arrived():
+            return arrived
+        time.sleep(0.001)
+    raise AssertionError("nothing arrived")
+
+
+def test_a_slow_finish_holds_up_nobody_and_its_result_is_what_is_kept() -> None:
+    host, gate = HostPages(4, PAGE, pinned=False), threading.Event()
+
+    def finish(sent: AdapterImage) -> AdapterImage:
+        assert gate.wait(20)
+        return replace(sent, pages=sent.pages + 1)
+
+    delivery = Delivery(Comm.alone(torch.device("cpu")), host, finish)
+    delivery.begin(5, 3, [3, 1], [image()])  # returns although the work waits
+    assert delivery.arrived() == []
+    gate.set()
+    assert wait(delivery) == [5]
+    assert host.copy_of(5).pages == [3, 1]
+    assert bool((host.memory[[1, 3]] == 8).all())
+
+
+def test_what_cannot_be_finished_is_an_error_for_the_loop() -> None:
+    def finish(sent: AdapterImage) -> AdapterImage:
+        raise ValueError("no gains")
+
+    host = HostPages(4, PAGE, pinned=False)
+    delivery = Delivery(Comm.alone(torch.device("cpu")), host, finish)
+    delivery.begin(5, 3, [0, 1], [image()])
+    with pytest.raises(RuntimeError, match="DELIVERY") as caught:
+        wait(delivery)
+    assert str(caught.value.__cause__) == "no gains"
