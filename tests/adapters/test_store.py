@@ -73,12 +73,31 @@ def test_a_manifest_tells_what_the_files_hold(
     module = revision.modules[1, 0]
     assert entry.scale == module.scale and entry.dtype == str(module.a.dtype).split(".")[1]
     assert manifest.applied == manifest.expected == len(manifest.modules) == 14
+    assert manifest.replaced == {}
     assert manifest.tensor_bytes == revision.nbytes < manifest.file_bytes
     assert manifest.source == str(adapters[0])
     kept = read(store.directory(revision.digest))
     assert kept.digest == revision.digest
     decoded = msgspec.json.decode(msgspec.json.encode(manifest), type=type(manifest))
     assert decoded == manifest
+
+
+def test_a_manifest_tells_of_the_embedding_and_the_head(
+    store: AdapterStore, model_dir: Path, read: Read, tmp_path: Path
+) -> None:
+    adapter = make_peft_adapter(
+        tmp_path / "ends",
+        model_dir,
+        targets=["lm_head"],
+        modules_to_save=["embed_tokens"],
+    )
+    _, row = store.add(adapter, read)
+    manifest = row.manifest
+    assert [*manifest.modules] == ["lm_head"] and manifest.max_rank == 4
+    assert manifest.applied == manifest.expected == 2
+    (entry,) = manifest.replaced.values()
+    assert [*manifest.replaced] == ["model.embed_tokens"]
+    assert (entry.whole, entry.rows, entry.dtype) == (True, 0, "float32")
 
 
 def test_everything_is_there_after_a_restart(

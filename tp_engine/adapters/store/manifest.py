@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from tp_engine.adapters.revision import AdapterRevision
-from tp_engine.adapters.targets import module_name
+from tp_engine.adapters.targets import VOCAB_MODULES, module_name
 
 LAYOUT_VERSION: Final = 1
 """Of the manifest and of what lies in a revision's directory."""
@@ -33,6 +33,17 @@ class ModuleEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Whether B has a bias."""
 
 
+class ReplacedEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """What an adapter puts in the place of the base's own embedding or LM head."""
+
+    dtype: str
+    """In the file, such as ``bfloat16``."""
+    whole: bool
+    """Whether the whole matrix is replaced."""
+    rows: int
+    """Tokens whose rows are replaced, in that matrix or in the base's."""
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """A revision as the registry shows it."""
 
@@ -54,16 +65,18 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     modules: Mapping[str, ModuleEntry]
     """By the module's name, such as ``model.layers.0.self_attn.q_proj``."""
     applied: int
-    """Modules applied."""
+    """LoRA modules, and replaced ends, that are applied."""
     expected: int
-    """Modules that the config targets."""
+    """Those that the config asks for."""
+    replaced: Mapping[str, ReplacedEntry] = {}
+    """By name, of ``model.embed_tokens`` and ``lm_head``."""
     warnings: tuple[str, ...] = ()
     layout_version: int = LAYOUT_VERSION
 
     @property
     def max_rank(self) -> int:
         """The largest LoRA rank of any module."""
-        return max(entry.rank for entry in self.modules.values())
+        return max((entry.rank for entry in self.modules.values()), default=0)
 
 
 def module_entries(revision: AdapterRevision) -> dict[str, ModuleEntry]:
@@ -80,6 +93,20 @@ def module_entries(revision: AdapterRevision) -> dict[str, ModuleEntry]:
         )
         for (layer, site), module in revision.modules.items()
     }
+
+
+def replaced_entries(revision: AdapterRevision) -> dict[str, ReplacedEntry]:
+    """The replaced ends of a revision, by name."""
+    entries = {}
+    for end, change in revision.replaced.items():
+        held = change.rows if change.whole is None else change.whole
+        assert held is not None
+        entries[VOCAB_MODULES[end]] = ReplacedEntry(
+            dtype=str(held.dtype).removeprefix("torch."),
+            whole=change.whole is not None,
+            rows=0 if change.ids is None else change.ids.numel(),
+        )
+    return entries
 
 
 def manifest_of(
@@ -107,6 +134,7 @@ def manifest_of(
         file_bytes=file_bytes,
         tensor_bytes=revision.nbytes,
         modules=module_entries(revision),
+        replaced=replaced_entries(revision),
         applied=revision.applied,
         expected=revision.expected,
         warnings=revision.warnings,
