@@ -10,9 +10,10 @@ from typing import Any, cast
 import pytest
 import torch
 
+from tests.engine.fake import make_engine
 from tests.helpers.tiny_models import make_checkpoint, make_peft_adapter
 from tp_engine.adapters import AdapterImage, AdapterRegistry
-from tp_engine.adapters.store import AdapterStore
+from tp_engine.adapters.store import AdapterStore, StoreError
 from tp_engine.fleet import AdapterLoader, StartingAdapters
 from tp_engine.models.spec import ModelSpec
 from tp_engine.rank import Rank
@@ -21,7 +22,9 @@ from tp_engine.rank import Rank
 class Loader(AdapterLoader):
     """Packs nothing but a page."""
 
-    layout = "one"
+    @property
+    def layout(self) -> str:
+        return self._rank.base_digest
 
     def pack(self, revision: object) -> Any:
         pages, record = torch.zeros((1, 16), dtype=torch.uint8), torch.zeros(4, dtype=torch.int64)
@@ -58,3 +61,63 @@ def test_a_revision_of_another_base_earns_a_warning_with_both_digests(
     assert registry.adapters["x"].digest == revision.digest
     for text in (warning, caplog.text):
         assert "digest-of-nf4" in text and "digest-of-16-bit" in text
+
+
+class Unread(Loader):
+    """Reads nothing."""
+
+    def read(self, directory: Path) -> Any:
+        raise AssertionError(f"{directory} is read")
+
+
+def test_a_start_reads_only_what_was_not_served_so_before(tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path / "base", "llama")
+    first, store = loader_for("base", model, tmp_path / "store")
+    digests = {}
+    for seed, name in enumerate("xyz"):
+        adapter = make_peft_adapter(tmp_path / name, model, seed=seed)
+        revision, _ = first.load(adapter)
+        first.record(name, revision.digest)
+        digests[name] = revision.digest
+    store.close()
+    rank = first._rank
+    store = AdapterStore(
+        tmp_path / "store",
+        base_digest="base",
+        architecture="LlamaForCausalLM",
+        vocab_size=128,
+    )
+    store.pin("y", True)
+    engine, _ = make_engine()
+    registry = AdapterRegistry(["base"])
+    starting = StartingAdapters(Unread(rank, store), 100)
+    assert starting.restore(registry) == {"y"}
+    starting.hand_out(engine, registry, "fail")
+    assert {name: card.digest for name, card in registry.adapters.items()} == digests
+    assert set(engine.adapters) == set(digests.values())
+    assert not any(engine.roster.is_warm(digest) for digest in digests.values())
+    assert registry.adapters["x"].applied == revision.applied
+
+    otherwise = Unread(rank, store)
+    otherwise._rank = cast(Rank, SimpleNamespace(base_digest="another"))
+    with pytest.raises(AssertionError, match="is read"):
+        StartingAdapters(otherwise, 100).restore(AdapterRegistry(["base"]))
+    store.close()
+
+
+def test_a_revision_whose_files_changed_is_not_fetched(tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path / "base", "llama")
+    loader, store = loader_for("base", model, tmp_path / "store")
+    kept, other = (
+        loader.load(make_peft_adapter(tmp_path / name, model, seed=seed))[0].digest
+        for seed, name in enumerate("xy")
+    )
+    assert len(loader.fetch(kept)) == 1
+    target, source = (store.directory(digest) for digest in (kept, other))
+    weights = "adapter_model.safetensors"
+    (target / weights).write_bytes((source / weights).read_bytes())
+    with pytest.raises(StoreError, match="SHA-256") as error:
+        loader.fetch(kept)
+    assert error.value.code == "damaged"
+    assert len(loader.fetch(other)) == 1
+    store.close()

@@ -16,7 +16,7 @@ from tp_engine.adapters import (
     pack_adapter,
     read_adapter,
 )
-from tp_engine.adapters.store import AdapterStore, StoreError
+from tp_engine.adapters.store import AdapterStore, Manifest, StoreError
 from tp_engine.fleet.errands import Loaded
 from tp_engine.fleet.keeper import Keeper
 from tp_engine.fleet.pushed import PUSHED
@@ -126,6 +126,7 @@ class AdapterLoader(Keeper):
             self.discard(revision.digest)
             raise
         self._loaded[revision.digest] += 1
+        self.keep_size(revision.digest, ImageSize.of(revision, images))
         return revision, images
 
     def read(self, directory: Path) -> AdapterRevision:
@@ -151,11 +152,14 @@ class AdapterLoader(Keeper):
         store = self._need_store()
         manifest = store.revision(digest).manifest
         revision = replace(self.read(store.directory(digest)), source=manifest.source)
-        before, now = manifest.base_digest, store.base_digest
+        return replace(revision, warnings=(*revision.warnings, *self.base_warnings(manifest)))
+
+    def base_warnings(self, manifest: Manifest) -> tuple[str, ...]:
+        """What to say of a revision that was kept for another base."""
+        before, now = manifest.base_digest, self._need_store().base_digest
         if before == now:
-            return revision
-        warning = f"it was registered for the base {before}; it is applied to the base {now}"
-        return replace(revision, warnings=(*revision.warnings, warning))
+            return ()
+        return (f"it was registered for the base {before}; it is applied to the base {now}",)
 
     def pack(self, revision: AdapterRevision) -> list[AdapterImage]:
         """Its images, one a rank.
@@ -165,8 +169,9 @@ class AdapterLoader(Keeper):
         """
         rank = self._rank
         dtype = getattr(torch, rank.config.dtype)
-        images = pack_adapter(revision, rank.cuts, rank.dims, dtype, rank.layout.page_bytes)
-        if self._store is not None and self._store.has(revision.digest):
-            size = ImageSize.of(revision, images)
-            self._store.keep_size(revision.digest, self.layout, size)
-        return images
+        return pack_adapter(revision, rank.cuts, rank.dims, dtype, rank.layout.page_bytes)
+
+    def keep_size(self, digest: str, size: ImageSize) -> None:
+        """Let a start know what a revision of the store takes without reading it."""
+        if self._store is not None and self._store.has(digest):
+            self._store.keep_size(digest, self.layout, size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tp_engine.adapters import (
@@ -112,9 +112,10 @@ class StartingAdapters:
             revision = self._loader.read_kept(alias.digest)
             self._pack(alias.name, revision)
             return revision
-        card = RevisionCard.of(store.check_whole(alias.digest).manifest)
+        manifest = store.check_whole(alias.digest).manifest
+        warnings = (*manifest.warnings, *self._loader.base_warnings(manifest))
         self._waiting.append(_Waiting(alias.name, alias.digest, size, None))
-        return card
+        return replace(RevisionCard.of(manifest), warnings=warnings)
 
     def _pack(self, name: str, revision: AdapterRevision) -> None:
         try:
@@ -123,6 +124,7 @@ class StartingAdapters:
             self._refused.append((name, error))
             return
         size = ImageSize.of(revision, images)
+        self._loader.keep_size(revision.digest, size)
         keep = size.pages <= self._room
         self._room -= size.pages if keep else 0
         self._waiting.append(_Waiting(name, revision.digest, size, images if keep else None))
