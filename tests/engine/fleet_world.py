@@ -117,6 +117,8 @@ class World:
         )
         self.numbers = itertools.count()
         self.tokens: dict[str, list[int]] = {}
+        self.replies: list[AdapterReply] = []
+        """Those that came while stepping."""
 
     # --- calls -------------------------------------------------------------------------------
 
@@ -209,6 +211,8 @@ class World:
                 self.tokens.setdefault(message.request_id, []).extend(message.tokens)
             if isinstance(message, Failed):
                 failed.append(message)
+            if isinstance(message, AdapterReply):
+                self.replies.append(message)
         return failed
 
     def run(self) -> dict[str, list[int]]:

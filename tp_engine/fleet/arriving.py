@@ -50,6 +50,10 @@ class Arriving:
         """Digests of the revisions under way, as far as they are known."""
         return {each.revision.digest for each in self._loading.values() if each.revision}
 
+    def is_free(self, name: str) -> bool:
+        """Whether nothing is on its way to a name."""
+        return name not in self._loading
+
     def check_free(self, name: str) -> str:
         """The name as it is registered.
 
@@ -58,7 +62,7 @@ class Arriving:
             CallError: something is on its way to it.
         """
         name = check_name(name, self._shared.registry.base_names)
-        if name in self._loading:
+        if not self.is_free(name):
             raise CallError("adapter_loading", f"adapter {shown(name)} is being loaded already")
         return name
 

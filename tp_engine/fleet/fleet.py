@@ -262,12 +262,15 @@ class AdapterFleet:
             return
         digest = self._names.find(call.name).digest
         requests = len(self._shared.engine.users_of(digest))
-        self._remove(
-            call.name, AdapterReply(call_id=call.call_id, revision=digest, requests=requests)
-        )
+        reply = AdapterReply(call_id=call.call_id, revision=digest, requests=requests)
+        if not self._remove(call.name, reply):
+            raise CallError("adapter_loading", f"adapter {shown(call.name)} is being loaded")
 
-    def _remove(self, name: str, reply: AdapterReply | None = None) -> None:
-        """Let a name mean nothing, and answer when the store knows."""
+    def _remove(self, name: str, reply: AdapterReply | None = None) -> bool:
+        """Let a name mean nothing, and answer when the store knows; not while it is loaded, for
+        then the store would hear of that and of this in another order than the loop."""
+        if not self._arriving.is_free(name):
+            return False
         digest = self._names.find(name).digest
         self._shared.registry.remove(name)
         self._names.gone(name)
@@ -277,3 +280,4 @@ class AdapterFleet:
         self.changed = True
         self._recording.begin(partial(self._shared.loader.erase, name), reply)
         log.info("adapter %s is unloaded", shown(name))
+        return True

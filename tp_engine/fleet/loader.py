@@ -61,7 +61,9 @@ class AdapterLoader(Keeper):
             revision = self.read(directory)
             self.keep_source(revision)
             return self._packed(revision)
-        return self._packed(self._store.add(directory, self.read, source=source)[0])
+        revision, _ = self._store.add(directory, self.read, source=source)
+        self._pushed.drop(revision.digest)
+        return self._packed(revision)
 
     def load_kept(self, name: str, digest: str | None) -> Loaded:
         """Read and pack a revision of the store; None: the one before a name's last move.
@@ -104,19 +106,22 @@ class AdapterLoader(Keeper):
         super().discard(digest)
 
     def load_pushed(self, directory: Path) -> Loaded:
-        """Read, check, cut and pack what was pushed, and keep its files until the store has it.
+        """Read, check, cut and pack what was pushed, and keep its files until the store has them.
 
         Raises:
             AdapterError: it is refused; the directory is deleted.
             StoreError: there is no store that it could be written to later.
         """
         try:
-            self._need_store()
+            store = self._need_store()
             revision = replace(self.read(directory), source=PUSHED)
         except BaseException:
             self.drop(directory)
             raise
-        self._pushed.keep(revision.digest, directory)
+        if store.is_whole(revision.digest):
+            self.drop(directory)
+        else:
+            self._pushed.keep(revision.digest, directory)
         return self._packed(revision)
 
     def _packed(self, revision: AdapterRevision) -> Loaded:

@@ -45,7 +45,7 @@ class Names:
         recording: Recording,
         dirty: Dirty,
         pinned: set[str],
-        remove: Callable[[str], None],
+        remove: Callable[[str], bool],
     ) -> None:
         """Begin with what the store knows.
 
@@ -54,7 +54,7 @@ class Names:
             recording: writes what is done.
             dirty: names that the store may not know yet.
             pinned: names, changed in place.
-            remove: takes a name away.
+            remove: takes a name away, unless something is on its way to it; whether it did.
         """
         self._shared = shared
         self._recording = recording
@@ -124,9 +124,8 @@ class Names:
             return []
         for request_id in left:
             engine.abort(request_id)
-        del self._drains[name]
-        if drain.remove:
-            self._remove(name)
+        if not drain.remove or self._remove(name):
+            self._drains.pop(name, None)
         text = f"adapter {shown(name)} is drained and the request took too long"
         return [Failed(request_id=each, code="adapter_draining", message=text) for each in left]
 

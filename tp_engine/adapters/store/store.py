@@ -104,6 +104,11 @@ class AdapterStore:
         """Whether a revision is registered, in whatever state."""
         return self._index.revision(digest) is not None
 
+    def is_whole(self, digest: str) -> bool:
+        """Whether a revision is registered and, as far as is known, not damaged."""
+        row = self._index.revision(digest)
+        return row is not None and row.state is not RevisionState.FAILED
+
     def revisions(self, after: str = "", limit: int = -1) -> list[RevisionRow]:
         """Revisions in the order of their digests, those past ``after``; a negative limit: all."""
         return self._index.revisions(after, limit)
