@@ -113,8 +113,7 @@ class Engine:
     @property
     def context(self) -> int:
         """The longest context that the base and every registered adapter can be given."""
-        largest = max((adapter.pages for adapter in self.adapters.values()), default=0)
-        return longest_context(self.limits, self.layout, largest)
+        return longest_context(self.limits, self.layout, self.roster.largest)
 
     # --- requests ----------------------------------------------------------------------------
 

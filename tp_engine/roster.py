@@ -43,6 +43,13 @@ class AdapterRoster:
         self._leaving: list[AdapterFootprint] = []
         self._kept: set[str] = set()
         self._handles = itertools.count()
+        self.changes = 0
+        """How often `adapters` has changed."""
+
+    @property
+    def largest(self) -> int:
+        """Pages of the largest revision."""
+        return max((adapter.pages for adapter in self._adapters.values()), default=0)
 
     @property
     def adapters(self) -> Mapping[str, AdapterFootprint]:
@@ -114,6 +121,7 @@ class AdapterRoster:
         if digest in self._kept:
             self._release(digest)
         adapter = self._adapters.pop(digest)
+        self.changes += 1
         self._leaving.append(adapter)
         self._forget_leaving()
 
@@ -147,6 +155,7 @@ class AdapterRoster:
 
     def _adopt(self, adapter: AdapterFootprint) -> None:
         self._adapters[adapter.digest] = adapter
+        self.changes += 1
         self._adopted.append(adapter.digest)
 
     def _footprint(self, name: str, digest: str, size: ImageSize) -> AdapterFootprint:

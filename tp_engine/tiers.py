@@ -103,6 +103,11 @@ class AdapterTiers:
         """Whether anything is on its way."""
         return bool(self._sending or self._copying or self.fetcher.busy)
 
+    @property
+    def starved(self) -> bool:
+        """Whether what was read finds no room on the hosts."""
+        return self.fetcher.peek() is not None
+
     def is_moving(self, handle: int) -> bool:
         """Whether an adapter is being sent or copied, so that it cannot be forgotten yet."""
         return handle in self._sending or handle in self._copying
@@ -193,6 +198,7 @@ class AdapterTiers:
     def forget(self, handle: int) -> None:
         """Drop an adapter that is not moving from all tiers."""
         assert not self.is_moving(handle)
+        self._prefetching.discard(handle)
         self.residency.forget(handle)
         if self.host.is_warm(handle):
             self.host.drop(handle)
@@ -207,8 +213,9 @@ class AdapterTiers:
             self.fetcher.pop()
             if not isinstance(error, (ValueError, OSError)):
                 raise error
-            self._end_prefetch(adapter.handle)
-            self._failed(adapter, error)
+            if self._demand.is_wanted(adapter.handle):  # else it has gone meanwhile
+                self._end_prefetch(adapter.handle)
+                self._failed(adapter, error)
             return
         wanted = self._demand.is_wanted(adapter.handle)
         if not wanted or self.deliver(adapter, future.result(), began):

@@ -3,7 +3,7 @@
 import itertools
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -184,6 +184,13 @@ class World:
             found = [m for m in self.fleet.turn() if not isinstance(m, Failed)]
         (reply,) = found
         return reply
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Turns without steps, until something holds."""
+        deadline = time.monotonic() + 10
+        while not condition():
+            assert time.monotonic() < deadline
+            self.fleet.turn()
 
     def settle(self) -> None:
         """Turns without steps, until nothing is under way."""

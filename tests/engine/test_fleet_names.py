@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.fake import solo
-from tests.engine.fleet_world import PARAMS, PROMPT, World, known, world_at
+from tests.engine.fleet_world import PARAMS, PROMPT, World, known, world_at, write_adapter
 from tp_engine.adapters import ModelHeld, UnknownModel
 from tp_engine.messages import (
     AdapterReply,
@@ -15,6 +15,7 @@ from tp_engine.messages import (
     PinAdapter,
     PreloadAdapter,
     ResumeAdapter,
+    UnloadAdapter,
 )
 
 
@@ -125,20 +126,52 @@ def test_a_preload_of_what_cannot_be_read_says_so(tmp_path: Path) -> None:
         assert refused.code == "unreadable" and not world.fleet.busy
 
 
-def test_pinned_adapters_stay_on_the_hosts(tmp_path: Path) -> None:
-    with world_at(tmp_path, host_pages=4) as world:
-        world.load("x", "good-2")
-        world.do(PinAdapter, name="x", pinned=True)
-        world.load("y", "good-3")
-        assert world.show("x").warm and not world.show("y").warm
-        world.do(PinAdapter, name="x", pinned=False)
-        assert world.do(PreloadAdapter, name="y", arena=False).code is None
-        assert world.show("y").warm and not world.show("x").warm
-        world.do(PinAdapter, name="x", pinned=True)
-    with world_at(tmp_path, host_pages=4) as world:
+def test_an_adapter_may_go_while_it_is_preloaded(tmp_path: Path) -> None:
+    with world_at(tmp_path, host_pages=3) as world:
+        for name in ("good-2", "good-3"):
+            world.load(name, name)
+        world.loader.gate.clear()
+        assert world.begin(PreloadAdapter, name="good-2", arena=False) == []
+        world.fleet.turn()
+        assert world.begin(UnloadAdapter, name="good-2") == []
+        replies = [world.until_answered()]
+        world.fleet.turn()
+        world.reader_idle()  # its files are gone
+        world.loader.gate.set()
         world.settle()
-        world.do(PreloadAdapter, name="x", arena=False)
-        assert world.show("x").warm and not world.show("y").warm
+        world.ask("r", "good-3")
+        assert world.run()["r"] == solo("good-3", PROMPT, PARAMS)
+        assert isinstance(replies[0], AdapterReply) and replies[0].code == "adapter_not_found"
+        assert known(world.engine) == ["good-3"]
+
+
+def test_pinned_adapters_stay_on_the_hosts(tmp_path: Path) -> None:
+    with world_at(tmp_path, host_pages=6) as world:
+        write_adapter(tmp_path / "good-1", "good-1")
+        for name in ("good-2", "good-3"):
+            world.load(name, name)
+        world.do(PinAdapter, name="good-2", pinned=True)
+        world.load("good-1", "good-1")
+        for name in ("good-3", "good-1", "good-3"):
+            assert world.do(PreloadAdapter, name=name, arena=False).code is None
+            assert world.show("good-2").warm
+    with world_at(tmp_path, host_pages=6) as world:
+        world.settle()
+        world.until(lambda: world.show("good-2").warm)
+
+
+def test_pins_leave_room_for_whoever_asks(tmp_path: Path) -> None:
+    """The hosts have room for the largest adapter beside one of two that are pinned."""
+    with world_at(tmp_path, host_pages=5) as world:
+        write_adapter(tmp_path / "good-1", "good-1")
+        for name in ("good-1", "good-2", "good-3"):
+            world.load(name, name)
+        for name in ("good-1", "good-2"):
+            world.do(PinAdapter, name=name, pinned=True)
+        for name in ("good-3", "good-2", "good-3"):
+            world.ask(name, name)
+            assert world.run()[name][-12:] == solo(name, PROMPT, PARAMS)
+        assert world.show("good-1").pinned and world.show("good-2").pinned
 
 
 def test_a_name_that_comes_again_is_as_new(world: World) -> None:

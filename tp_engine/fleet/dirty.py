@@ -98,6 +98,12 @@ class Dirty:
             )
         return unsaved.writing
 
+    def begin_all(self) -> None:
+        """Begin to write back everything that has not just failed to be."""
+        for name, unsaved in self._names.items():
+            if not unsaved.error:
+                self.begin(name)
+
     def put_away(self) -> bool:
         """Write back everything for the stop of the service; whether all was tried."""
         for name, unsaved in self._names.items():

@@ -26,6 +26,7 @@ from tp_engine.engine import Engine
 from tp_engine.fleet.arriving import Arriving
 from tp_engine.fleet.dirty import Dirty
 from tp_engine.fleet.errands import CallError, Loaded, Loader, Loading
+from tp_engine.fleet.holds import Holds
 from tp_engine.fleet.leaving import Leaving
 from tp_engine.fleet.listing import Listing
 from tp_engine.fleet.names import Names
@@ -92,6 +93,7 @@ class AdapterFleet:
         self._dirty = Dirty(shared, self._leaving, flush_interval)
         self._arriving = Arriving(shared, self._leaving, self._arrived)
         self._names = Names(shared, self._recording, self._dirty, self._pinned, self._remove)
+        self._holds = Holds(shared, self._dirty, self._pinned)
         self._preloading = Preloading(shared)
         self._listing = Listing(shared, self._dirty, self._usage, self._pinned)
         self._handlers: dict[type[AdapterCall], Callable[[Any], None]] = {
@@ -145,10 +147,8 @@ class AdapterFleet:
 
     def turn(self) -> list[Message]:
         """Take up what other threads have finished; answers to calls, and ended requests."""
-        roster, adapters = self._shared.engine.roster, self._shared.registry.adapters
-        roster.adopt_delivered()
-        pinned = {adapters[name].digest for name in self._pinned if name in adapters}
-        roster.keep(pinned | self._dirty.digests)
+        self._shared.engine.roster.adopt_delivered()
+        self._holds.turn()
         return [
             *self._arriving.turn(),
             *self._recording.turn(),

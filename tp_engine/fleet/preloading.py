@@ -12,12 +12,14 @@ from tp_engine.messages import AdapterReply, PreloadAdapter
 from tp_engine.tiers import Stand
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Preload:
+    """One on its way; meanwhile nobody takes the host copy away again."""
+
     call: PreloadAdapter
-    digest: str
+    adapter: AdapterFootprint
     asked: bool = False
-    """Whether the hosts have been told to fetch it."""
+    """Whether it has been told to be fetched."""
 
 
 class Preloading:
@@ -35,7 +37,9 @@ class Preloading:
 
     def begin(self, call: PreloadAdapter, revision: RevisionCard) -> None:
         """Begin to bring up what a name means now."""
-        self._open.append(_Preload(call, revision.digest))
+        adapter = self._shared.engine.adapters[revision.digest]
+        self._shared.engine.books.demand.hold(adapter.handle)
+        self._open.append(_Preload(call, adapter))
 
     def turn(self) -> list[AdapterReply]:
         """Go on with each; the answers to what is over."""
@@ -48,13 +52,19 @@ class Preloading:
         return replies
 
     def _advance(self, preload: _Preload) -> AdapterReply | None:
-        call, engine = preload.call, self._shared.engine
-        adapter = engine.adapters.get(preload.digest)
-        if adapter is None:
+        call, adapter, engine = preload.call, preload.adapter, self._shared.engine
+        if engine.adapters.get(adapter.digest) is not adapter:
             text = f"adapter {shown(call.name)} went before it was preloaded"
             return refusal(call.call_id, "adapter_not_found", text)
+        reply = self._bring(preload)
+        if reply is not None:
+            engine.books.demand.release(adapter.handle)
+        return reply
+
+    def _bring(self, preload: _Preload) -> AdapterReply | None:
+        call, adapter, engine = preload.call, preload.adapter, self._shared.engine
         if not engine.tiers.is_at_hand(adapter.handle):
-            return self._fetch(preload, adapter)
+            return self._fetch(preload)
         stand = Stand.READY
         if call.arena:
             stand = engine.tiers.bring(adapter, spare=len(engine.scheduler.running))
@@ -63,15 +73,15 @@ class Preloading:
             return refusal(call.call_id, "no_room", text)
         if stand is Stand.COMING:
             return None
-        return AdapterReply(call_id=call.call_id, revision=preload.digest)
+        return AdapterReply(call_id=call.call_id, revision=adapter.digest)
 
-    def _fetch(self, preload: _Preload, adapter: AdapterFootprint) -> AdapterReply | None:
-        tiers = self._shared.engine.tiers
+    def _fetch(self, preload: _Preload) -> AdapterReply | None:
+        tiers, adapter = self._shared.engine.tiers, preload.adapter
         if tiers.fetcher.is_on_it(adapter.handle) or tiers.host.is_coming(adapter.handle):
             return None
         if preload.asked:
             text = f"adapter {shown(preload.call.name)} cannot be read: see the server's log"
             return refusal(preload.call.call_id, "unreadable", text)
         preload.asked = True
-        tiers.prefetch(adapter)
+        tiers.want(adapter)
         return None
