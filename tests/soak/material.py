@@ -104,12 +104,16 @@ def _make_variant(path: Path, rng: random.Random) -> Variant:
     rank = rng.choice(RANKS)
     targets: tuple[str, ...] = rng.choice(TARGETS)
     layers: list[int] | None = None
-    if set(targets) <= set(ALL_TARGETS) and rng.random() < 0.2:
-        layers = [1]
+    extra = ""
+    if set(targets) <= set(ALL_TARGETS):
+        layers = [1] if rng.random() < 0.2 else None
+        extra = rng.choice(["", "", "", "", "use_dora", "lora_bias"])
     rslora = rng.random() < 0.2
     generator = torch.Generator().manual_seed(rng.randrange(2**31))
     path.mkdir(parents=True)
     tensors = _tensors(rank, targets, range(LAYERS) if layers is None else layers, generator)
+    if extra:
+        tensors |= _extra(extra, tensors, generator)
     save_file(tensors, path / "adapter_model.safetensors")
     config: dict[str, Any] = {
         "peft_type": "LORA",
@@ -119,6 +123,7 @@ def _make_variant(path: Path, rng: random.Random) -> Variant:
         "use_rslora": rslora,
         "target_modules": list(targets),
         "layers_to_transform": layers,
+        **({extra: True} if extra else {}),
     }
     (path / "adapter_config.json").write_text(json.dumps(config))
     return Variant(path=path, rank=rank, targets=tuple(targets))
@@ -140,6 +145,23 @@ def _tensors(
         pair = zip(names, (a, b), strict=True)
         tensors |= {f"base_model.model.{module}.{name}": each for name, each in pair}
     return tensors
+
+
+def _extra(
+    what: str, tensors: dict[str, torch.Tensor], generator: torch.Generator
+) -> dict[str, torch.Tensor]:
+    """Magnitudes of DoRA, of the size of the rows of base and delta, or biases of B."""
+    outputs = {name: b.shape[0] for name, b in tensors.items() if name.endswith("lora_B.weight")}
+    if what == "lora_bias":
+        return {
+            name.replace("weight", "bias"): torch.randn(size, generator=generator) * 0.2
+            for name, size in outputs.items()
+        }
+    return {
+        name.replace("lora_B.weight", "lora_magnitude_vector"): 1.4
+        + 0.6 * torch.rand(size, generator=generator)
+        for name, size in outputs.items()
+    }
 
 
 def _modules(targets: Sequence[str], layers: Sequence[int]) -> list[str]:
