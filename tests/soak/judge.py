@@ -6,6 +6,7 @@ Legend: B outputs, T positions, V vocabulary.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -88,7 +89,9 @@ def _oracle(
     """Logits [T, V] that choose each token of each output, in float64."""
     network: Any = load_oracle(model, dtype=torch.float64)
     if directory is not None:
-        network = peft.PeftModel.from_pretrained(copy.deepcopy(network), directory)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a bias of B cannot be merged into the base
+            network = peft.PeftModel.from_pretrained(copy.deepcopy(network), directory)
         network.to(torch.float64).eval()
     for start in range(0, len(pairs), BATCH):
         batch = pairs[start : start + BATCH]

@@ -43,9 +43,10 @@ def test_every_output_is_that_of_its_revision_and_nothing_is_left(tmp_path: Path
         assert report.counters[f"tp_engine:{counter}_total"] > 20
     before, after = report.growth["files"]
     assert after <= before + 20
+    if report.starved > STARVED:
+        return
     steps = {kind.name: kind for kind in report.steps}
     for name in ("decode", "with prompts"):
         assert steps[f"{name} during a load"].median < 1.6 * steps[name].median
-    if report.starved < STARVED:
-        for kind in report.steps:
-            assert kind.over <= 3 + LONG_STEPS * kind.count, kind
+    for kind in report.steps:
+        assert kind.over <= 3 + LONG_STEPS * kind.count, kind
