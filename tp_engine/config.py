@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin, g
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 MAX_CPU_ARENA = 4 * GIB
 """Largest arena of a CPU rank that is chosen without being asked for."""
-MAX_HOST_MEMORY = 16 * GIB
+MAX_HOST_MEMORY = 8 * GIB
 """Most memory of a host for one rank's adapters that is chosen without being asked for."""
 
 Bytes = Annotated[int, "bytes"]
@@ -163,7 +163,7 @@ class EngineConfig:
     """Share of the arena that adapters without a running request may keep."""
     adapter_host_memory: Bytes | None = None
     """Memory of the host, a rank, for adapters that are not in the arena, as 16GiB; without it a
-    quarter of what is free, divided by the ranks of the host, at most 16 GiB. What does not fit is
+    quarter of what is free, divided by the ranks of the host, at most 8 GiB. What does not fit is
     read again when a request needs it."""
     adapter_queue: int = 1024
     """Most requests that may wait for adapters that are being loaded; more are refused."""

@@ -32,6 +32,8 @@ from tp_engine.worker import Worker
 
 WAIT_SECONDS = 0.0005
 """What a turn sleeps that has nothing to do until an adapter has moved."""
+SILENCE_SECONDS = 0.25
+"""After which such turns let the other ranks hear that rank 0 lives."""
 
 
 log = logging.getLogger(__name__)
@@ -76,6 +78,8 @@ class Engine:
         self._numbers = itertools.count()
         self._failures: list[Failed] = []
         self._seeds = seed_source(seed)
+        self._sent = 0.0
+        """When the last plan was."""
         self.counters: dict[str, float] = dict.fromkeys(
             ("steps", "prompt_tokens", "generation_tokens", "requests", "finished", "aborted"), 0.0
         )
@@ -166,6 +170,8 @@ class Engine:
             outputs += self._complete(*self._under_way.popleft())
         elif not begun and self.tiers.busy:
             time.sleep(WAIT_SECONDS)
+            if time.monotonic() - self._sent > SILENCE_SECONDS:
+                self.control(PlanKind.HEARTBEAT)
         return outputs
 
     def _begin(self) -> bool:
@@ -234,6 +240,7 @@ class Engine:
             self._failures.append(not_readable(request, error))
 
     def _send(self, plan: StepPlan) -> None:
+        self._sent = time.monotonic()
         self.worker.channel.send(plan)
 
     def _complete(

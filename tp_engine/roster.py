@@ -137,7 +137,7 @@ class AdapterRoster:
             if digest in self._adapters:
                 self._kept.add(digest)
                 self._demand.hold(self._adapters[digest].handle)
-                self._tiers.want(self._adapters[digest])
+                self._tiers.want_on_hosts(self._adapters[digest])
 
     def _release(self, digest: str) -> None:
         self._kept.remove(digest)

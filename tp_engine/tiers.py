@@ -136,9 +136,13 @@ class AdapterTiers:
         """Have an adapter brought to the hosts if it is cold; whether it was."""
         if self.is_at_hand(adapter.handle):
             return False
-        if not self.host.is_coming(adapter.handle):
-            self.fetcher.want(adapter)
+        self.want_on_hosts(adapter)
         return True
+
+    def want_on_hosts(self, adapter: AdapterFootprint) -> None:
+        """Have an adapter brought to the hosts if they do not have it, resident or not."""
+        if not self.host.is_warm(adapter.handle) and not self.host.is_coming(adapter.handle):
+            self.fetcher.want(adapter)
 
     def prefetch(self, adapter: AdapterFootprint) -> None:
         """Have a cold adapter brought to the hosts although nobody waits for it."""

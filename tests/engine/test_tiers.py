@@ -16,6 +16,7 @@ from tp_engine.admission import RequestError
 from tp_engine.engine import Engine
 from tp_engine.messages import Failed, Output, Submit
 from tp_engine.params import SamplingParams
+from tp_engine.plan import PlanKind
 
 PARAMS = SamplingParams(max_tokens=8, ignore_eos=True)
 PROMPT = [5, 6, 7]
@@ -232,6 +233,37 @@ def test_what_is_kept_stays_on_the_hosts_and_is_fetched() -> None:
         ask(engine, str(number), f"b{number}")
         drive(engine)
     assert not engine.roster.is_warm("kept")
+
+
+def test_what_is_kept_is_brought_to_the_hosts_even_if_it_is_resident() -> None:
+    store = Store()
+    engine, _ = make_engine(fetch=store.fetch, host_pages=2)
+    know(engine, "x", "y")
+    for name in ("x", "y"):
+        ask(engine, name, name)
+        drive(engine)
+    assert engine.residency.is_resident(0) and not engine.roster.is_warm("x")
+    engine.roster.keep({"x"})
+    settle(engine)
+    assert engine.roster.is_warm("x") and store.reads == ["x", "y", "x"]
+
+
+def test_other_ranks_hear_of_rank_0_while_nothing_can_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tp_engine.engine.SILENCE_SECONDS", 0.005)
+    store = Store(open_=False)
+    engine, _ = make_engine(fetch=store.fetch)
+    sent: list[PlanKind] = []
+    engine.worker.channel.send = lambda plan: sent.append(plan.kind)  # type: ignore[method-assign]
+    know(engine, "x")
+    ask(engine, "a", "x")
+    deadline = time.monotonic() + 10
+    while sent.count(PlanKind.HEARTBEAT) < 3:
+        assert time.monotonic() < deadline
+        assert engine.step() == []
+    store.gate.set()
+    assert drive(engine)["a"] == solo("x", PROMPT, PARAMS)
 
 
 def test_a_revision_that_goes_while_it_is_copied_is_forgotten_when_it_has_landed() -> None:
