@@ -171,9 +171,10 @@ class EngineConfig:
     """Reuse the pages of equal prompt beginnings (same adapter revision and tenant)."""
     enforce_eager: bool = False
     """On a GPU, launch every kernel of a step instead of replaying captured steps."""
-    max_lora_rank: int = 16
-    """On a GPU, LoRA rank up to which a start prepares for adapters that come later; 0: for none
-    but those of the start. The first adapter of a larger one stops all tokens for some seconds."""
+    max_lora_rank: int | None = None
+    """On a GPU, LoRA rank up to which a start prepares for adapters that come later, besides those
+    that are there; the first adapter of a larger one stops all tokens for some seconds. Without it,
+    16 if adapters can come while serving (admin_key_file), else 0."""
     deterministic: bool = False
     """Make a request's tokens independent of whatever shares its batch, at some cost in speed."""
     seed: int | None = None

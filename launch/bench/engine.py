@@ -6,9 +6,9 @@
 Random weights, one LoRA rank on all seven linears, prompts of 128 tokens. A case of ``--decode`` is
 ``BATCHxADAPTERS``; its step is the wall time between steps while all requests decode, planning and
 sampling included. Cases without adapters are measured before any is registered, too. Prefill counts
-the prompt tokens of 32 prompts of 2048. ``--profile sums`` adds the time of each kernel in the same
-steps run again, ``--profile range`` marks a few steps of each case for ``ncu
---profile-from-start off --graph-profiling node``.
+the prompt tokens of 32 prompts of 2048. ``--profile sums`` adds the time of each kernel in the
+first of these steps, and its share of the time that the same steps take unprofiled; ``--profile
+range`` marks a few steps of each case for ``ncu --profile-from-start off --graph-profiling node``.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from tp_engine.warm_up import warm_up  # noqa: E402
 
 PROMPT_TOKENS = 128
 WARM_STEPS = 8
+PROFILED_STEPS = 16
 MARKED_STEPS = 2
 CASES = "1x0,1x1,32x0,32x1,32x32,64x0,64x32,128x0,128x1,128x64,256x0,256x1,256x64"
 
@@ -112,14 +113,15 @@ def measure_decode(
         "tokens_per_s": round(1000 * batch / step_ms),
     }
     if arguments.profile is not None:
-        start_decoding(engine, batch, digests, arguments.steps)
+        same_ms = decode_ms(engine, batch, digests, PROFILED_STEPS)
+        start_decoding(engine, batch, digests, PROFILED_STEPS)
         if arguments.profile == "range":
             mark_steps(engine.step, MARKED_STEPS)
         else:
-            found = profile_steps(engine.step, arguments.steps)
-            print(table(found, step_ms), file=sys.stderr)
+            found = profile_steps(engine.step, PROFILED_STEPS)
+            print(table(found, same_ms), file=sys.stderr)
             results["kernel_ms"] = round(found.kernel_sum, 3)
-            results["kernel_share"] = round(found.kernel_sum / step_ms, 3)
+            results["kernel_share"] = round(found.kernel_sum / same_ms, 3)
         abort_all(engine)
     return results
 

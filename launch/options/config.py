@@ -8,6 +8,9 @@ from typing import Literal
 from tp_engine.config import GIB, MIB, Bytes, ConfigError, EngineConfig, check_number, check_types
 from tp_engine.sources import AllowedSources, SourceError
 
+EXPECTED_LORA_RANK = 16
+"""Where adapters can come and nobody says of which rank."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServeConfig:
@@ -59,6 +62,13 @@ class ServeConfig:
     """Log a line for every HTTP request (never its body)."""
     stats_interval: float = 10.0
     """Seconds between the log's throughput lines; 0 turns them off."""
+
+    @property
+    def expected_lora_rank(self) -> int:
+        """LoRA rank of the adapters that may come while serving."""
+        if self.engine.max_lora_rank is not None:
+            return self.engine.max_lora_rank
+        return EXPECTED_LORA_RANK if self.admin_key_file else 0
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -155,7 +155,7 @@ class Lead:
             starting.hand_out(engine, registry, config.lora_on_error)
         with phases.phase("warm up"):
             gpu = rank.comm.device.type == "cuda"
-            warm_up(engine, gpu=gpu, max_rank=config.max_lora_rank)
+            warm_up(engine, gpu=gpu, max_rank=self._config.expected_lora_rank)
         freeze_objects()
         engine.control(PlanKind.RETURN)
         serving_signals(self._stop.handle)

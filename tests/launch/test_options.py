@@ -307,6 +307,16 @@ def test_resolved_names_every_field_and_the_origin_of_each_that_was_given(tmp_pa
     assert "sk-very-secret" not in "\n".join(lines)
 
 
+@pytest.mark.parametrize(
+    ("key", "given", "rank"), [(None, None, 0), ("KEYS", None, 16), (None, 8, 8), ("KEYS", 0, 0)]
+)
+def test_a_start_prepares_for_adapters_where_they_can_come(
+    key: str | None, given: int | None, rank: int
+) -> None:
+    engine = dataclasses.replace(BASE, max_lora_rank=given)
+    assert ServeConfig(engine=engine, admin_key_file=key).expected_lora_rank == rank
+
+
 def test_only_the_first_rank_of_a_host_prints_the_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -33,7 +33,7 @@ def offline_figures(
     with LLM(model, lora=lora, **fields) as llm:
         assert llm.engine is not None
         gpu = llm.rank.comm.device.type == "cuda"
-        warm_up(llm.engine, gpu=gpu, max_rank=config.max_lora_rank)
+        warm_up(llm.engine, gpu=gpu, max_rank=config.max_lora_rank or 0)
         for requests in runs:
             seconds = _generate(llm, requests)
     tokens = sum(request.tokens for request in runs[-1])

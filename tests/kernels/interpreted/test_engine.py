@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+import torch
 
 from kernels.dispatch import gpu_ops
 from tests.helpers.tiny_models import make_checkpoint, make_peft_adapter, oracle_greedy
@@ -18,15 +19,19 @@ from tp_engine.step import StepLogits
 PROMPTS = ([1, 2, 3, 4, 5, 6, 7], list(range(1, 40)))
 
 
-def forward_padded(runner: Runner, host: HostStep) -> StepLogits:
-    """A step as a captured one has it, but for the graph."""
-    graphs = StepGraphs(
+def graphs_of(runner: Runner) -> StepGraphs:
+    return StepGraphs(
         runner._compute,
         max_num_seqs=runner._memory.tables.shape[0] - 1,
         max_model_len=64,
         max_rows=24,
         device=runner._device,
     )
+
+
+def forward_padded(runner: Runner, host: HostStep) -> StepLogits:
+    """A step as a captured one has it, but for the graph."""
+    graphs = graphs_of(runner)
     key = graphs.key_of(host)
     assert key is not None
     padded = graphs.padded(host, key)
@@ -60,7 +65,10 @@ def test_the_engine_over_triton_kernels_gives_the_oracles_tokens(
 def test_padded_steps_give_the_oracles_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Prompts in chunks beside decode rows, with an adapter and without."""
+    """Prompts in chunks beside decode rows, with an adapter and without; what is launched before
+    them, steps of nothing but padding, leaves no trace."""
+    for module in ("gpu", "gpu_silu"):
+        monkeypatch.setattr(f"kernels.lora.{module}.MANY_ROWS", 24)
     monkeypatch.setattr(Runner, "_forward", forward_padded)
     ops = dataclasses.replace(gpu_ops(), capturable=False)
     monkeypatch.setattr("tp_engine.rank.ops_for", lambda device, *, deterministic=False: ops)
@@ -73,6 +81,13 @@ def test_padded_steps_give_the_oracles_tokens(
         max_num_seqs=4,
         max_num_batched_tokens=24,
     )
+    runner = llm.rank.worker.runner
+    before = runner.arena.memory.clone()
+    for key in graphs_of(runner)._longer(max_rank=3):
+        empty = graphs_of(runner).padded(HostStep.empty(), key)
+        assert runner._compute(empty, empty.pack(pinned=False)).best.shape[0] == key.shape.decodes
+    assert torch.equal(runner.arena.memory, before)
+    assert (runner._memory.last_token[:-1] == -1).all()
     asked = [(list(range(1, 15)), None), (list(range(3, 20)), "adapter"), ([9, 8, 7], "adapter")]
     params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
     answers = llm.generate([p for p, _ in asked], params, model=[name for _, name in asked])
