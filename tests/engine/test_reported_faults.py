@@ -39,6 +39,7 @@ WHERE = {
     "one scale for all modules (axolotl PR#3673)": (
         f"{PEFT}::test_scales_named_by_the_issue_reports"
     ),
+    "DoRA ignored (vllm#10849)": f"{PEFT}::test_magnitudes_and_biases_equal_pefts",
     "raw alpha as scale (mlx-vlm#845)": f"{PEFT}::test_scales_named_by_the_issue_reports",
     "key prefix matches nothing, base is served (vllm#34186, #48019)": (
         f"{READER}::test_a_key_prefix_that_matches_nothing_is_refused"
@@ -77,6 +78,7 @@ WHERE = {
     ),
     "adapter named like the base (surogate#145)": f"{REGISTRY}::test_the_bases_name_is_refused",
     # the engine falls
+    "lm_head of another vocabulary (vllm#11702)": "adapters/test_ends.py::test_refused_by_name",
     "rank found wrong at step time (vllm#11702)": (
         f"{READER}::test_rank_64_in_config_and_8_in_tensors_is_refused_with_both_numbers"
     ),
