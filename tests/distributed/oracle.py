@@ -24,8 +24,8 @@ Key = tuple[str | None, tuple[int, ...], tuple[int, ...]]
 def _with_adapters(base: Any, adapters: Mapping[str, str]) -> Any:
     model = base
     with warnings.catch_warnings():
-        # PEFT warns that such an adapter could not be merged, which nobody does here.
-        warnings.filterwarnings("ignore", "`lora_bias=True` was passed")
+        # PEFT warns of adapters that could not be merged or saved again, which nobody does here.
+        warnings.simplefilter("ignore")
         for name, path in adapters.items():
             if model is base:
                 model = peft.PeftModel.from_pretrained(base, path, adapter_name=name)
