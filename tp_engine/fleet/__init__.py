@@ -1,7 +1,8 @@
 """Adapters that come, change and go while the engine serves.
 
-Reading order: `fleet` (what may be asked for), `arriving`, `leaving`, `listing`; `loader` does what
-is slow, `errands` is between them.
+Reading order: `fleet` (what may be asked for), `loads`, `arriving` and `leaving` (revisions),
+`names`, `dirty` (what the store does not know yet), `holds` and `preloading` (memory), `listing`.
+`loader` and `keeper` do what is slow, in one other thread; `errands` is between them.
 """
 
 from tp_engine.fleet.errands import CallError, Loader

@@ -25,10 +25,11 @@ from tp_engine.adapters.errors import shown
 from tp_engine.engine import Engine
 from tp_engine.fleet.arriving import Arriving
 from tp_engine.fleet.dirty import Dirty
-from tp_engine.fleet.errands import CallError, Loaded, Loader, Loading
+from tp_engine.fleet.errands import CallError, Loader, Loading
 from tp_engine.fleet.holds import Holds
 from tp_engine.fleet.leaving import Leaving
 from tp_engine.fleet.listing import Listing
+from tp_engine.fleet.loads import Loads
 from tp_engine.fleet.names import Names
 from tp_engine.fleet.preloading import Preloading
 from tp_engine.fleet.recording import Recording
@@ -85,21 +86,21 @@ class AdapterFleet:
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter-reader")
         shared = Shared(engine=engine, registry=registry, loader=loader, reader=self._reader)
         self._shared = shared
-        self._roots = Roots(roots, fetched)
         self._pinned = set(pinned)
         self._usage = Usage()
         self._leaving = Leaving(shared, drain_timeout)
         self._recording = Recording(shared, self._leaving)
         self._dirty = Dirty(shared, self._leaving, flush_interval)
         self._arriving = Arriving(shared, self._leaving, self._arrived)
+        loads = Loads(shared, Roots(roots, fetched), self._arriving, self._dirty)
         self._names = Names(shared, self._recording, self._dirty, self._pinned, self._remove)
         self._holds = Holds(shared, self._dirty, self._pinned)
         self._preloading = Preloading(shared)
         self._listing = Listing(shared, self._dirty, self._usage, self._pinned)
         self._handlers: dict[type[AdapterCall], Callable[[Any], None]] = {
-            LoadAdapter: self._load,
-            MoveAdapter: self._move,
-            PushAdapter: self._push,
+            LoadAdapter: loads.load,
+            MoveAdapter: loads.move,
+            PushAdapter: loads.push,
             FlushAdapters: self._flush,
             PinAdapter: self._names.pin,
             DrainAdapter: self._names.drain,
@@ -179,33 +180,6 @@ class AdapterFleet:
 
     # --- arriving ----------------------------------------------------------------------------
 
-    def _load(self, call: LoadAdapter) -> None:
-        name, loader = self._arriving.check_free(call.name), self._shared.loader
-        named = self._shared.registry.adapters
-        if name in named and not call.in_place:
-            raise CallError(
-                "adapter_exists",
-                f"adapter {shown(name)} is loaded, with revision {named[name].digest}; "
-                "load_inplace=true replaces it",
-            )
-        load = partial(loader.load, self._roots.allowed(call), call.source)
-        self._arriving.begin(call, name, self._once_clean(name, load), loader.record)
-
-    def _move(self, call: MoveAdapter) -> None:
-        name, loader = self._arriving.check_free(call.name), self._shared.loader
-        record = loader.record if call.revision is not None else loader.roll_back
-        load = partial(loader.load_kept, name, call.revision)
-        self._arriving.begin(call, name, self._once_clean(name, load), record)
-
-    def _push(self, call: PushAdapter) -> None:
-        directory, loader = Path(call.directory), self._shared.loader
-        try:
-            name = self._arriving.check_free(call.name)
-        except (AdapterError, CallError):
-            self._reader.submit(loader.drop, directory)
-            raise
-        self._arriving.begin(call, name, partial(loader.load_pushed, directory), None)
-
     def _flush(self, call: FlushAdapters) -> None:
         if call.name is not None:
             self._names.find(call.name)
@@ -213,18 +187,6 @@ class AdapterFleet:
 
     def _preload(self, call: PreloadAdapter) -> None:
         self._preloading.begin(call, self._names.find(call.name))
-
-    def _once_clean(self, name: str, load: Callable[[], Loaded]) -> Callable[[], Loaded]:
-        """A load after which a roll back leads to what the name means now, so that is written."""
-        writing = self._dirty.begin(name)
-        if writing is None:
-            return load
-
-        def written_first() -> Loaded:
-            writing.result()  # by this very thread, just before
-            return load()
-
-        return written_first
 
     def _arrived(self, loading: Loading) -> AdapterReply:
         """Let a name mean a revision that all ranks have."""
