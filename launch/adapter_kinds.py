@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from sharding import SITES, TOP, VOCAB_SITES, RankCut, Span
+from sharding import SITES, TOP, VOCAB_SITES, RankCut, Span, cut_model
 from tp_engine.adapters import LoraModule
 from tp_engine.adapters.ends.layout import end_groups, end_matrices
 from tp_engine.adapters.ends.replaced import EMBEDDING, Replaced
@@ -72,6 +72,8 @@ class KindNeed:
     kind: AdapterKind
     row_bytes: int
     """Of its rank-rows on the rank that has the most."""
+    whole_bytes: int
+    """Of its tensors before they are cut, in the type that is served."""
     pages: int
     allocated: int
     """Bytes of those pages."""
@@ -112,14 +114,16 @@ def kind_need(
         if site in SITES
     }
     groups = []
-    for cut in cuts:
+    for cut in (*cuts, *cut_model(dims, 1)):
         ends = end_matrices(*_ends(kind, spec, cut.vocab), cut.vocab)
         of_ends = end_groups(ends, layout.dtype, layout.page_bytes)
         groups.append([*groups_of(modules, cut, dims, layout.dtype), *of_ends])
-    pages = max(place_rows(each, layout.page_bytes)[1] for each in groups)
+    *row_bytes, whole = (sum(group.rows * group.row_bytes for group in each) for each in groups)
+    pages = max(place_rows(each, layout.page_bytes)[1] for each in groups[:-1])
     return KindNeed(
         kind=kind,
-        row_bytes=max(sum(group.rows * group.row_bytes for group in each) for each in groups),
+        row_bytes=max(row_bytes),
+        whole_bytes=whole,
         pages=pages,
         allocated=pages * layout.page_bytes,
     )

@@ -60,6 +60,11 @@ class Capacity:
         """Memory of the host, a rank, for the page images of all adapters of the profile."""
         return sum(need.kind.count * need.allocated for need in self.kinds)
 
+    @property
+    def disk_bytes(self) -> int:
+        """Of the store, for one revision of each adapter, saved in the type that is served."""
+        return sum(need.kind.count * need.whole_bytes for need in self.kinds)
+
 
 def plan_capacity(
     spec: ModelSpec,
@@ -182,4 +187,5 @@ def as_json(capacity: Capacity) -> dict[str, object]:
         "adapters_at_once": capacity.drawn,
         "kv_tokens_beside_them": capacity.kv_tokens_left,
         "host_bytes": capacity.host_bytes,
+        "disk_bytes": capacity.disk_bytes,
     }

@@ -82,6 +82,7 @@ def test_an_adapters_pages_are_those_of_its_images(
     plain = capacity_of(model, world, [AdapterKind(rank=7, count=3)], arena_bytes=1 << 22)
     assert (need.row_bytes > plain.kinds[0].row_bytes) == (extra != "plain")
     assert capacity.host_bytes == 3 * images[0].pages.nbytes
+    assert capacity.disk_bytes == 3 * read_adapter(adapter, spec).nbytes
 
 
 ENDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
