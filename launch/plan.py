@@ -85,9 +85,8 @@ def _print_table(capacity: object) -> None:
             f"  at once             {capacity.drawn:10d} adapters as drawn from the profile "
             f"({CERTAINTY:.0%} of draws), beside {capacity.kv_tokens_left} KV tokens"
         )
-        print(
-            f"  host memory         {capacity.host_bytes / GIB:10.2f} GiB a rank to keep all warm"
-        )
+        host, disk = capacity.host_bytes / GIB, capacity.disk_bytes / GIB
+        print(f"  host memory         {host:10.2f} GiB a rank to keep all adapters warm")
         print(f"  store               {disk:10.2f} GiB for a revision of each")
 
 
