@@ -54,7 +54,7 @@ class CapturedStep:
     graph: torch.cuda.CUDAGraph
     packed: Tensor
     logits: StepLogits
-    """Of as many rows as the shape has decodes; the next replay of any graph may overwrite it."""
+    """Of as many rows as the shape says; the next replay of any graph may overwrite it."""
 
 
 class StepGraphs:

@@ -143,7 +143,7 @@ class HostStep:
         offsets = np.full(shape.sequences + 1, used, np.int64)
         offsets[: self.segment_offsets.size] = self.segment_offsets
         offsets[-1] = shape.rows  # the last segment holds the added rows
-        logits = shape.decodes - self.logit_rows.size
+        logits = shape.logits - self.logit_rows.size
         return replace(
             self,
             tokens=_extend(self.tokens, more, 0),

@@ -26,7 +26,7 @@ class StepShape:
 
     rows: int
     decodes: int
-    """Leading sequences of at most one row; as many rows may have logits."""
+    """Leading sequences of at most one row."""
     prompts: int = 0
     """Further sequences."""
 
@@ -34,6 +34,11 @@ class StepShape:
     def sequences(self) -> int:
         """Sequences, and segments of adapters."""
         return self.decodes + self.prompts
+
+    @property
+    def logits(self) -> int:
+        """Rows with logits, one at least."""
+        return max(1, self.decodes)
 
     @property
     def tiles(self) -> int:

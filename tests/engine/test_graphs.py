@@ -118,6 +118,7 @@ def test_longer_steps_are_launched_with_one_segment_and_with_two() -> None:
     steps = [known.padded(HostStep.empty(), key) for key in keys]
     assert {step.descriptors.size for step in steps} == {1, 2}
     assert all(step.segment_offsets[-1] == step.tokens.size for step in steps)
+    assert all(step.logit_rows.tolist() == [0] for step in steps)
     assert {(key.max_rank, key.traits) for key in keys} == {(16, 0), (16, AFFINE), (32, 0)}
     assert not list(known._longer(max_rank=0))
 

@@ -85,7 +85,7 @@ def test_padded_steps_give_the_oracles_tokens(
     before = runner.arena.memory.clone()
     for key in graphs_of(runner)._longer(max_rank=3):
         empty = graphs_of(runner).padded(HostStep.empty(), key)
-        assert runner._compute(empty, empty.pack(pinned=False)).best.shape[0] == key.shape.decodes
+        assert runner._compute(empty, empty.pack(pinned=False)).best.shape[0] == key.shape.logits
     assert torch.equal(runner.arena.memory, before)
     assert (runner._memory.last_token[:-1] == -1).all()
     asked = [(list(range(1, 15)), None), (list(range(3, 20)), "adapter"), ([9, 8, 7], "adapter")]
