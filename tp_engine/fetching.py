@@ -60,10 +60,6 @@ class Fetcher:
         self._reading = None
         self._begin()
 
-    def close(self) -> None:
-        """Give up what has not been begun."""
-        self._reader.shutdown(wait=False, cancel_futures=True)
-
     def _begin(self) -> None:
         while self._reading is None and self._waiting:
             adapter = self._waiting.pop(next(iter(self._waiting)))

@@ -143,10 +143,6 @@ class AdapterRoster:
         self._kept.remove(digest)
         self._demand.release(self._adapters[digest].handle)
 
-    def preload(self, digest: str) -> None:
-        """Have a cold revision brought to the hosts before anybody asks for it."""
-        self._tiers.prefetch(self._adapters[digest])
-
     def is_warm(self, digest: str) -> bool:
         """Whether all hosts have a revision."""
         return self._tiers.host.is_warm(self._adapters[digest].handle)

@@ -95,7 +95,7 @@ def test_a_start_reads_only_what_was_not_served_so_before(tmp_path: Path) -> Non
     starting.hand_out(engine, registry, "fail")
     assert {name: card.digest for name, card in registry.adapters.items()} == digests
     assert set(engine.adapters) == set(digests.values())
-    assert not any(engine.roster.is_warm(digest) for digest in digests.values())
+    assert engine.tiers.host.warm == 0
     assert registry.adapters["x"].applied == revision.applied
 
     otherwise = Unread(rank, store)

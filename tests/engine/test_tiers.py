@@ -288,7 +288,7 @@ EVENTS = ["ask", "ask", "abort", "stall", "go", "step", "step"]
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 39)), max_size=30),
+    st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 39)), min_size=8, max_size=40),
     st.integers(9, 16),
     st.integers(2, 9),
     st.integers(1, 2),
