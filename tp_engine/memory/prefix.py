@@ -87,14 +87,19 @@ class PrefixCache:
         that it follows; of equal ones the last block goes first.
         """
         now = self._clock()
+        after: dict[float, tuple[float, Worth]] = {}  # most pages of a sequence are of one weight
         for page in reversed(pages):
             known = page in self._key_of
             if known:
-                self._weight[page] = count_use(self._weight.get(page, UNUSED), now)
+                before = self._weight.get(page, UNUSED)
+                if before not in after:
+                    weight = count_use(before, now)
+                    after[before] = weight, (False, log_worth(weight, self._prices.kv, 1))
+                self._weight[page], worth = after[before]
             if not self._pool.drop(page):
                 continue
             if known:
-                self._idle.put(page, (False, log_worth(self._weight[page], self._prices.kv, 1)))
+                self._idle.put(page, worth)
             else:
                 self._pool.release(page)
 
