@@ -38,6 +38,7 @@ def add_(
     num_sites: int,
     spans: tuple[tuple[int, int], ...],
     plan: AddPlan | None = None,
+    has_base: bool = True,
 ) -> None:
     """See `kernels.lora.LoraAdd`; the segments' tiles must be known, and y's rows contiguous."""
     check_lora(x, "x", arena, descriptors, layer, num_sites)
@@ -57,7 +58,7 @@ def add_(
     for at in launches(len(sites)):
         if any(size for _, size in spans[at]):
             heads = [2 * (layer * num_sites + site) for site in sites[at]]
-            _launch(y, x, arena, descriptors, segments, heads, spans[at], plan)
+            _launch(y, x, arena, descriptors, segments, heads, spans[at], plan, has_base)
 
 
 def _launch(
@@ -69,6 +70,7 @@ def _launch(
     heads: list[int],
     spans: tuple[tuple[int, int], ...],
     plan: AddPlan,
+    has_base: bool = True,
 ) -> None:
     """Launch once, for up to three sites, whose heads are words of a record."""
     tiles, (rows, width) = segments.tiles, x.shape
@@ -111,6 +113,7 @@ def _launch(
         PRECISION=PRECISION[x.dtype],
         ONE_ROW=rows == 1,
         USE_TURNS=segments.max_rank > RANKS.value,
+        HAS_BASE=has_base,
         num_stages=1,
         maxnreg=plan.registers,
         **launch_options(x.device, 1),

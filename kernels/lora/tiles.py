@@ -17,7 +17,7 @@ def tile_table(
     `lengths` [G] are the rows of each segment, `numbers` [G] their descriptor numbers, -1: base
     rows. C is `capacity`, which must suffice, or else as many as there are, at least 1.
     """
-    counts = np.where(numbers >= 0, -(-lengths // TILE_ROWS), 0)
+    counts = -(-lengths // TILE_ROWS)
     count = int(counts.sum())
     segment = np.repeat(np.arange(counts.size), counts)
     within = np.arange(count) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -58,6 +58,7 @@ def add_kernel(
     PRECISION: tl.constexpr,
     ONE_ROW: tl.constexpr,
     USE_TURNS: tl.constexpr,
+    HAS_BASE: tl.constexpr,
     USE_PDL: tl.constexpr,
 ):
     p_rows = p_arena.to(p_x.dtype)
@@ -82,6 +83,7 @@ def add_kernel(
                 PRECISION,
                 ONE_ROW,
                 USE_TURNS,
+                HAS_BASE,
                 USE_PDL,
             ),
         )

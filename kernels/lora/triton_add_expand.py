@@ -119,22 +119,28 @@ def _expand_item(
     PRECISION: tl.constexpr,
     ONE_ROW: tl.constexpr,
     USE_TURNS: tl.constexpr,
+    HAS_BASE: tl.constexpr,
 ):
     """Add a tile's delta to columns n of a site; b_b: the first of its columns of B."""
+    last = stop
     stop = tl.where(r > 0, stop, first)
+    if HAS_BASE:
+        last = stop
     t = first + along(4, QUAD) * 2 + along(2, OTHER)
     p_out = p_y + t.to(tl.int64) * stride_y + start
     p_rows = p_exchange + (site * rows).to(tl.int64) * (PARTS * room)
-    m_t = t < stop
-    # Volatile, or the compiler might put off these loads until the wait is over.
-    b_y = tl.load(p_out + n, mask=m_t & (n < width), volatile=True)
+    m_t = t < last
+    if HAS_BASE:
+        # Volatile, or the compiler might put off these loads until the wait is over.
+        b_y = tl.load(p_out + n, mask=m_t & (n < width), volatile=True)
     if not USE_TURNS:
         b_h = await_rows(p_rows, first, stop, r, 0, room, launch, PARTS, ONE_ROW)
     for step in tl.static_range(STEPS):
         n_next = n + BLOCKS * WIDTH
         if step + 1 < STEPS:
             b_next = _load_b(p_b, m_b, n_next, width, BLOCKS)
-            b_y_next = tl.load(p_out + n_next, mask=m_t & (n_next < width))
+            if HAS_BASE:
+                b_y_next = tl.load(p_out + n_next, mask=m_t & (n_next < width))
         b_delta = tl.zeros((BLOCKS * WIDTH, ROWS), dtype=tl.float32)
         if USE_TURNS:
             for rank in range(0, r, RANKS):
@@ -149,10 +155,15 @@ def _expand_item(
             b_delta = _multiply(b_b, b_h, b_delta, PRECISION)
         parts = tl.reshape(b_delta, (BLOCKS, 4, 2, 8, 4, 2))  # block tile eight g q odd
         b_delta = tl.reshape(tl.permute(parts, (0, 5, 3, 4, 1, 2)), (BLOCKS, 2, 8, 4, 8))
-        b_out = (from_read(widen(b_y)) + scale * b_delta).to(p_y.dtype.element_ty)
-        tl.store(p_out + n, to_write(b_out), mask=m_t & (n < width))
+        if HAS_BASE:
+            b_out = from_read(widen(b_y)) + scale * b_delta
+        else:
+            b_out = tl.where(r > 0, scale * b_delta, -0.0)  # added to anything it changes nothing
+        tl.store(p_out + n, to_write(b_out.to(p_y.dtype.element_ty)), mask=m_t & (n < width))
         if step + 1 < STEPS:
-            n, b_b, b_y = n_next, b_next, b_y_next
+            n, b_b = n_next, b_next
+            if HAS_BASE:
+                b_y = b_y_next
 
 
 @triton.jit
@@ -187,6 +198,7 @@ def expand(
     PRECISION: tl.constexpr,
     ONE_ROW: tl.constexpr,
     USE_TURNS: tl.constexpr,
+    HAS_BASE: tl.constexpr,
     USE_PDL: tl.constexpr,
 ):
     BLOCK_N: tl.constexpr = STEPS * BLOCKS * WIDTH
@@ -213,6 +225,6 @@ def expand(
         _expand_item(
             *(p_y, p_arena, p_words + r, p_exchange, p_b, m_b, b_b, first, stop, site, start, n),
             *(width, r, scale, launch, rows, room, stride_y),
-            *(PARTS, STEPS, BLOCKS, ITEM, PRECISION, ONE_ROW, USE_TURNS),
+            *(PARTS, STEPS, BLOCKS, ITEM, PRECISION, ONE_ROW, USE_TURNS, HAS_BASE),
         )
         item = tl.where(item + programs < tiles * blocks, item + programs, -1)
