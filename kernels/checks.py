@@ -157,6 +157,12 @@ def check_norm(x: Tensor, weight: Tensor, residual: Tensor | None = None) -> Non
         reject("residual", f"{x.dtype} {tuple(x.shape)} as x", residual)
 
 
+def check_delta(x: Tensor, delta: Tensor) -> None:
+    """Check what is to be added to a tensor before an op reads it."""
+    if delta.shape != x.shape or delta.dtype != x.dtype:
+        reject("delta", f"{x.dtype} {tuple(x.shape)} as what it is added to", delta)
+
+
 def check_gate_up(gate_up: Tensor) -> None:
     """Check the argument of `silu_mul`."""
     if gate_up.ndim != 2 or gate_up.shape[1] % 2 or not gate_up.is_floating_point():

@@ -12,7 +12,7 @@ from kernels.entry import Embed, SpellOut
 from kernels.entry import reference as entry_reference
 from kernels.fused import AddRMSNorm, RMSNorm, Rotary, SiluMul
 from kernels.fused import cpu as fused_cpu
-from kernels.lora import LoraAdd, LoraAffine, LoraExpand, LoraShrink, LoraSiluMul
+from kernels.lora import LoraAdd, LoraAffine, LoraBeside, LoraExpand, LoraShrink, LoraSiluMul
 from kernels.lora import cpu as lora_cpu
 from kernels.lora import cpu_affine as lora_cpu_affine
 from kernels.lora import deterministic as lora_deterministic
@@ -76,6 +76,8 @@ class Ops:
     """Penalties for what a sequence holds already."""
     draw: Draw
     """A random token by probability."""
+    lora_beside: LoraBeside | None = None
+    """Both while the base product runs; None: there is no such way."""
     lora_silu_mul: LoraSiluMul | None = None
     """`silu_mul` with the deltas on both sides of it; None: there is none."""
     capturable: bool = False
@@ -106,6 +108,7 @@ def gpu_ops() -> Ops:
     from kernels.attention import gpu as attention_gpu
     from kernels.entry import gpu as entry_gpu
     from kernels.fused import gpu as fused_gpu
+    from kernels.lora import beside as lora_beside
     from kernels.lora import gpu as lora_gpu
     from kernels.lora import gpu_affine as lora_gpu_affine
     from kernels.lora import gpu_silu as lora_gpu_silu
@@ -137,6 +140,7 @@ def gpu_ops() -> Ops:
         log_total=sampling_gpu.log_total,
         penalise=sampling_gpu.penalise,
         draw=sampling_gpu.draw,
+        lora_beside=lora_beside.lora_beside,
         lora_silu_mul=lora_gpu_silu.lora_silu_mul,
         capturable=True,
     )

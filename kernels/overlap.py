@@ -1,13 +1,19 @@
-"""Kernels that begin while the one before them ends: programmatic dependent launch.
+"""Kernels that run beside others: as the next one begins, or in a branch of a captured step.
 
-Such a kernel is launched with ``launch_pdl`` and waits (`gdc_wait`) before it touches anything that
-a kernel before it reads or writes. Until then it may read what no kernel of a step writes: weights
-and tables.
+A kernel launched with ``launch_pdl`` (programmatic dependent launch) begins while the one before it
+ends and waits (`gdc_wait`) before it touches anything that a kernel before it reads or writes.
+Until then it may read what no kernel of a step writes: weights and tables.
 """
 
+from collections.abc import Callable
 from functools import cache
+from typing import TypeVar
 
 import torch
+
+Result = TypeVar("Result")
+_FIRST = -1
+"""Priority of a branch's kernels: their programs are placed before those of the step's others."""
 
 
 def overlaps(device: torch.device) -> bool:
@@ -15,9 +21,36 @@ def overlaps(device: torch.device) -> bool:
     return device.type == "cuda" and _capability(device) >= 9
 
 
+def run_beside(
+    branch: Callable[[], None], work: Callable[[], Result], device: torch.device
+) -> Result:
+    """Run both and return what `work` returns; neither may touch what the other writes.
+
+    In a capture their kernels have no order, and those of `branch` come first where there is room
+    for one kind alone; branches of one device are in order. Outside of a capture, where the host is
+    what takes time, one runs after the other. Either way both are done before what follows. Memory
+    that `branch` uses must be kept until then.
+    """
+    if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+        branch()
+        return work()
+    main, side = torch.cuda.current_stream(device), _side_stream(device)
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        branch()
+    result = work()
+    main.wait_stream(side)
+    return result
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=_FIRST)  # type: ignore[no-untyped-call]
+
+
 @cache
 def _capability(device: torch.device) -> int:
     return torch.cuda.get_device_capability(device)[0]
 
 
-__all__ = ["overlaps"]
+__all__ = ["overlaps", "run_beside"]

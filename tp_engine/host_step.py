@@ -143,6 +143,7 @@ class HostStep:
         offsets = np.full(shape.sequences + 1, used, np.int64)
         offsets[: self.segment_offsets.size] = self.segment_offsets
         offsets[-1] = shape.rows  # the last segment holds the added rows
+        descriptors = _extend(self.descriptors, shape.sequences - self.descriptors.size, NO_ADAPTER)
         logits = shape.logits - self.logit_rows.size
         return replace(
             self,
@@ -153,14 +154,12 @@ class HostStep:
                 [self.logit_rows, np.minimum(used + np.arange(logits), shape.rows - 1)]
             ),
             logit_slots=_extend(self.logit_slots, logits, spare_slot),
-            descriptors=_extend(
-                self.descriptors, shape.sequences - self.descriptors.size, NO_ADAPTER
-            ),
+            descriptors=descriptors,
             slots=_spread(self.slots, at, gap, behind, spare_slot),
             query_offsets=np.concatenate([*starts, np.full(behind, used)]),
             contexts=_spread(self.contexts, at, gap, behind, 0),
             segment_offsets=offsets,
-            tiles=_extend_tiles(self.tiles, shape.tiles),
+            tiles=tile_table(np.diff(offsets), descriptors, shape.tiles).ravel(),
             decodes=shape.decodes,
             max_query=shape.max_query,
             max_rows=shape.rows,
@@ -210,14 +209,6 @@ def _extend(array: IntArray, count: int, value: int) -> IntArray:
 def _spread(array: IntArray, at: int, gap: int, behind: int, value: int) -> IntArray:
     """With as many values added before place ``at`` and behind all."""
     return np.concatenate([_extend(array[:at], gap, value), _extend(array[at:], behind, value)])
-
-
-def _extend_tiles(tiles: npt.NDArray[np.int32], capacity: int) -> npt.NDArray[np.int32]:
-    """Room for more tiles, all of which say how many there are."""
-    table = np.full((capacity, 4), NO_ADAPTER, np.int32)
-    table[: tiles.size // 4] = tiles.reshape(-1, 4)
-    table[:, 3] = tiles[3]
-    return table.ravel()
 
 
 def _bytes(array: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:

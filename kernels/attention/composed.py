@@ -4,6 +4,7 @@ from torch import Tensor
 
 from kernels.attention import (
     AttentionBatch,
+    HeadDeltas,
     HeadNorms,
     PagedAttention,
     RotateAttend,
@@ -11,6 +12,7 @@ from kernels.attention import (
     StoreKV,
 )
 from kernels.fused import RMSNorm, Rotary
+from kernels.fused.delta import with_delta
 
 
 def compose_rotate_store(rms_norm: RMSNorm, rotary: Rotary, store_kv: StoreKV) -> RotateStore:
@@ -27,8 +29,11 @@ def compose_rotate_store(rms_norm: RMSNorm, rotary: Rotary, store_kv: StoreKV) -
         batch: AttentionBatch,
         *,
         norms: HeadNorms | None,
+        deltas: HeadDeltas | None = None,
     ) -> Tensor:
         """See `kernels.attention.RotateStore`."""
+        if deltas is not None:
+            q, k, v = map(with_delta, (q, k, v), deltas)
         if norms is not None:
             q, k = rms_norm(q, norms.q, norms.eps), rms_norm(k, norms.k, norms.eps)
         q, k = rotary(q, k, cos_sin, positions)
@@ -54,11 +59,13 @@ def compose_rotate_attend(
         batch: AttentionBatch,
         *,
         norms: HeadNorms | None,
+        deltas: HeadDeltas | None = None,
         scale: float,
         window: int | None,
     ) -> Tensor:
         """See `kernels.attention.RotateAttend`."""
-        q = rotate_store(q, k, v, k_cache, v_cache, cos_sin, positions, batch, norms=norms)
+        places = (k_cache, v_cache, cos_sin, positions, batch)
+        q = rotate_store(q, k, v, *places, norms=norms, deltas=deltas)
         return paged_attention(q, k_cache, v_cache, batch, scale=scale, window=window)
 
     return rotate_attend

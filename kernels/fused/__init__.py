@@ -27,13 +27,19 @@ class AddRMSNorm(Protocol):
     """Residual addition and the norm behind it."""
 
     def __call__(
-        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
+        self,
+        x: Tensor,
+        residual: Tensor,
+        weight: Tensor,
+        eps: float,
+        delta: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Add, then normalise.
 
-        Semantics: s = x + residual in x.dtype; returns (rms_norm(s, weight, eps), s).
+        Semantics: x = x + delta if there is one; s = x + residual, in x.dtype both; returns
+        (rms_norm(s, weight, eps), s).
 
-        x, residual [..., D] of one dtype; neither is written. Raises ValueError as `rms_norm`.
+        x, residual, delta [..., D] of one dtype; none is written. Raises ValueError as `rms_norm`.
         """
         ...
 
@@ -41,12 +47,14 @@ class AddRMSNorm(Protocol):
 class SiluMul(Protocol):
     """The gated activation of the MLP."""
 
-    def __call__(self, gate_up: Tensor) -> Tensor:
+    def __call__(self, gate_up: Tensor, delta: Tensor | None = None) -> Tensor:
         """Activate the gate half and multiply it by the up half.
 
-        Semantics: silu(gate) rounded to the dtype, times up; gate = columns 0 .. I, up = I .. 2I.
+        Semantics: gate_up = gate_up + delta in its dtype, if there is one; silu(gate) rounded to
+        the dtype, times up; gate = columns 0 .. I, up = I .. 2I.
 
-        gate_up [T, 2I]; returns a new [T, I]. Raises ValueError on another shape.
+        gate_up, delta [T, 2I] of one dtype, not written; returns a new [T, I]. Raises ValueError,
+        naming the argument, on another shape or dtype.
         """
         ...
 

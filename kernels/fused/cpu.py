@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from kernels.checks import check_gate_up, check_norm, check_rotary
+from kernels.fused.delta import with_delta
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -17,16 +18,19 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return _normalise(x, weight, eps)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, delta: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """See `kernels.fused.AddRMSNorm`."""
     check_norm(x, weight, residual)
-    total = x + residual
+    total = with_delta(x, delta) + residual
     return _normalise(total, weight, eps), total
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
+def silu_mul(gate_up: Tensor, delta: Tensor | None = None) -> Tensor:
     """See `kernels.fused.SiluMul`."""
     check_gate_up(gate_up)
+    gate_up = with_delta(gate_up, delta)
     half = gate_up.shape[1] // 2
     return silu(gate_up[:, :half]).mul_(gate_up[:, half:])
 

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from kernels.checks import check_gate_up, check_norm, check_rotary, reject
+from kernels.checks import check_delta, check_gate_up, check_norm, check_rotary, reject
+from kernels.fused.delta import with_delta
 from kernels.fused.gpu_kernels import norm_kernel, rotary_kernel, silu_mul_kernel
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -16,27 +17,31 @@ _HEADS = 8
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See `kernels.fused.RMSNorm`."""
     check_norm(x, weight)
-    return _norm(x, None, weight, eps)[0]
+    return _norm(x, None, None, weight, eps)[0]
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, delta: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """See `kernels.fused.AddRMSNorm`."""
     check_norm(x, weight, residual)
-    return _norm(x, residual.contiguous(), weight, eps)
+    x, delta = _alike(x, delta)
+    return _norm(x, delta, residual.contiguous(), weight, eps)
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
+def silu_mul(gate_up: Tensor, delta: Tensor | None = None) -> Tensor:
     """See `kernels.fused.SiluMul`."""
     check_gate_up(gate_up)
     _check_dtype("gate_up", gate_up)
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((rows, width))
     if out.numel():
-        gate_up = _lined(gate_up)
+        gate_up, delta = _alike(_lined(gate_up), delta)
         block = min(1024, _power_of_two(width))
         silu_mul_kernel[(rows, -(-width // block))](
-            gate_up, out, gate_up.stride(0), WIDTH=width, BLOCK=block, num_warps=4
-        )
+            gate_up, gate_up if delta is None else delta, out, gate_up.stride(0),
+            WIDTH=width, BLOCK=block, HAS_DELTA=delta is not None, num_warps=4,
+        )  # fmt: skip
     return out
 
 
@@ -60,7 +65,19 @@ def rotary(q: Tensor, k: Tensor, cos_sin: Tensor, positions: Tensor) -> tuple[Te
     return outs
 
 
-def _norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def _alike(x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """A contiguous pair for a kernel to add, or else their sum."""
+    if delta is None:
+        return x, None
+    check_delta(x, delta)
+    if x.is_contiguous() and delta.is_contiguous():
+        return x, delta
+    return with_delta(x, delta), None
+
+
+def _norm(
+    x: Tensor, delta: Tensor | None, residual: Tensor | None, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
     """Return (normed, total); without a residual the total is not written."""
     _check_dtype("x", x)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -73,9 +90,11 @@ def _norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tup
     block_d = _power_of_two(dim)
     block_l = max(1, min(_ELEMENTS // block_d, _power_of_two(lines)))
     norm_kernel[(-(-lines // block_l),)](
-        x, x if residual is None else residual, weight.contiguous(), out, total,
+        x, x if delta is None else delta, x if residual is None else residual,
+        weight.contiguous(), out, total,
         lines, outer_stride, inner_stride, eps,
         INNER=inner, DIM=dim, BLOCK_L=block_l, BLOCK_D=block_d, HAS_RESIDUAL=residual is not None,
+        HAS_DELTA=delta is not None,
         num_warps=max(1, min(16, block_l * block_d // 256)),
     )  # fmt: skip
     return out, total

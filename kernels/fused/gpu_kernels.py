@@ -7,10 +7,13 @@ Arithmetic is in float32 and rounded where the reference rounds.
 import triton
 import triton.language as tl
 
+from kernels.fused.triton_delta import load_sum
+
 
 @triton.jit
 def norm_kernel(
     p_x,  # line i, of D contiguous elements, at (i // INNER) * stride_outer + (i % INNER) * ...
+    p_delta,  # as p_x; read with HAS_DELTA only
     p_residual,  # [lines, D], contiguous
     p_weight,  # [D]
     p_out,  # [lines, D], contiguous
@@ -24,6 +27,7 @@ def norm_kernel(
     BLOCK_L: tl.constexpr,
     BLOCK_D: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    HAS_DELTA: tl.constexpr,
 ):
     dtype = p_out.dtype.element_ty
     o_l = tl.program_id(0).to(tl.int64) * BLOCK_L + tl.arange(0, BLOCK_L)
@@ -32,7 +36,8 @@ def norm_kernel(
     mask = (o_l < lines)[:, None] & m_d[None, :]
     o_x = (o_l // INNER) * stride_outer + (o_l % INNER) * stride_inner
     o_out = o_l[:, None] * DIM + o_d[None, :]
-    b_x = tl.load(p_x + o_x[:, None] + o_d[None, :], mask=mask, other=0.0).to(tl.float32)
+    o_x = o_x[:, None] + o_d[None, :]
+    b_x = load_sum(p_x + o_x, p_delta + o_x, mask, HAS_DELTA).to(tl.float32)
     b_weight = tl.load(p_weight + o_d, mask=m_d, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         b_residual = tl.load(p_residual + o_out, mask=mask, other=0.0).to(tl.float32)
@@ -47,17 +52,19 @@ def norm_kernel(
 @triton.jit
 def silu_mul_kernel(
     p_gate_up,  # [T, 2 * WIDTH], rows stride_row apart
+    p_delta,  # as p_gate_up; read with HAS_DELTA only
     p_out,  # [T, WIDTH], contiguous
     stride_row,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
+    HAS_DELTA: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     o_i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = o_i < WIDTH
-    p_in = p_gate_up + row * stride_row + o_i
-    b_gate = tl.load(p_in, mask=mask, other=0.0).to(tl.float32)
-    b_up = tl.load(p_in + WIDTH, mask=mask, other=0.0).to(tl.float32)
+    p_in, p_more = p_gate_up + row * stride_row + o_i, p_delta + row * stride_row + o_i
+    b_gate = load_sum(p_in, p_more, mask, HAS_DELTA).to(tl.float32)
+    b_up = load_sum(p_in + WIDTH, p_more + WIDTH, mask, HAS_DELTA).to(tl.float32)
     dtype = p_out.dtype.element_ty
     b_active = (b_gate / (1.0 + tl.exp(-b_gate))).to(dtype).to(tl.float32)
     tl.store(p_out + row * WIDTH + o_i, (b_active * b_up).to(dtype), mask=mask)

@@ -17,6 +17,7 @@ descriptor number:
     d + first + 2 * r + 1            byte offset of the bias row, -1: none
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -43,8 +44,8 @@ class LoraSegments:
     max_rows: int | None = None
     """No segment of an adapter has more rows; None: no bound but T. Kernels choose by it."""
     tiles: Tensor | None = None
-    """int32 [C, 4], the adapters' segments cut into tiles of up to `tiles.TILE_ROWS` rows, each
-    (descriptor number, first row, end row, tiles in all); number -1 in those that are left over.
+    """int32 [C, 4], the segments cut into tiles of up to `tiles.TILE_ROWS` rows, each (descriptor
+    number, first row, end row, tiles in all); those that are left over have number and rows -1.
     None: not known. Kernels for few rows need them."""
     memo: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
     """What a backend derived on the host from the records, kept for this step only: records may
@@ -189,6 +190,35 @@ class LoraAffine(Protocol):
         ...
 
 
+class LoraBeside(Protocol):
+    """Both halves of a delta, while the base product runs."""
+
+    def __call__(
+        self,
+        base: Callable[[], Tensor],
+        x: Tensor,
+        arena: Tensor,
+        descriptors: Tensor,
+        segments: LoraSegments,
+        *,
+        layer: int,
+        sites: tuple[int, ...],
+        num_sites: int,
+        spans: tuple[tuple[int, int], ...],
+    ) -> tuple[Tensor, Tensor] | None:
+        """Call `base` and make the delta of x, side by side where the device can.
+
+        Semantics: returns (y, delta), y being what `base` returns; y + delta is what `lora_add_`
+        with the same arguments makes of y, but for delta being rounded to y.dtype once. Where a
+        row has no adapter, or it doesn't target the site, delta is -0.0: adding it changes nothing.
+
+        `base` must write nothing that others read but its result [T, N_total], of x's dtype; spans
+        lie side by side and cover N_total. None, with `base` not called, where there is no such
+        way. Raises ValueError as `lora_add_`.
+        """
+        ...
+
+
 class LoraSiluMul(Protocol):
     """The gated activation, behind a projection with deltas and before another."""
 
@@ -217,4 +247,12 @@ class LoraSiluMul(Protocol):
         ...
 
 
-__all__ = ["LoraAdd", "LoraAffine", "LoraExpand", "LoraSegments", "LoraShrink", "LoraSiluMul"]
+__all__ = [
+    "LoraAdd",
+    "LoraAffine",
+    "LoraBeside",
+    "LoraExpand",
+    "LoraSegments",
+    "LoraShrink",
+    "LoraSiluMul",
+]

@@ -40,7 +40,11 @@ def add_(
     plan: AddPlan | None = None,
     has_base: bool = True,
 ) -> None:
-    """See `kernels.lora.LoraAdd`; the segments' tiles must be known, and y's rows contiguous."""
+    """See `kernels.lora.LoraAdd`; the segments' tiles must be known, and y's rows contiguous.
+
+    Without `has_base`, what y holds is not read: the delta itself is written in the columns of
+    `spans`, -0.0 where there is none, which changes nothing that it is added to.
+    """
     check_lora(x, "x", arena, descriptors, layer, num_sites)
     check_lora(y, "y", arena, descriptors, layer, num_sites)
     check_sites(sites, num_sites)

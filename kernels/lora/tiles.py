@@ -1,4 +1,4 @@
-"""Cuts the adapter segments of a step into tiles, on the host."""
+"""Cuts the segments of a step into tiles, on the host."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ def tile_table(
     numbers: NDArray[np.int64],
     capacity: int | None = None,
 ) -> NDArray[np.int32]:
-    """Return the tiles of a step's adapters, int32 [C, 4], as `LoraSegments.tiles` holds them.
+    """Return the tiles of a step's segments, int32 [C, 4], as `LoraSegments.tiles` holds them.
 
     `lengths` [G] are the rows of each segment, `numbers` [G] their descriptor numbers, -1: base
     rows. C is `capacity`, which must suffice, or else as many as there are, at least 1.

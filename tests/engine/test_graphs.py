@@ -70,7 +70,9 @@ def test_a_step_is_captured_with_padding_only(shape: StepShape) -> None:
     for field in (step.slots, step.row_slots, step.logit_slots):
         assert set(field.tolist()) == {64}
     assert step.descriptors.tolist() == [NO_ADAPTER] * shape.sequences
-    assert step.tiles.reshape(-1, 4).tolist() == [[NO_ADAPTER] * 3 + [0]] * shape.tiles
+    tiles = step.tiles.reshape(-1, 4)
+    assert tiles.shape[0] == shape.tiles and (tiles[:, 0] == NO_ADAPTER).all()
+    assert tiles[:, 2].max() == shape.rows
     assert step.segment_offsets[-1] == step.tokens.size == shape.rows
     assert (step.max_context, step.max_rank, step.max_rows) == (1024, 32, shape.rows)
     assert step.all_sample == (shape.prompts == 0)

@@ -69,10 +69,10 @@ def test_padding_keeps_the_step_and_adds_rows_without_context(segments, size: in
     assert padded.query_offsets.tolist() == list(range(size + 1))
     assert padded.descriptors.size == size and padded.segment_offsets.size == size + 1
     tiles = padded.tiles.reshape(-1, 4)
-    used = tiles[tiles[:, 0] != NO_ADAPTER]
+    used = tiles[tiles[:, 2] != NO_ADAPTER]
     assert len(tiles) == size and (tiles[:, 3] == len(used)).all()
     assert (tiles[: len(used)] == used).all()
-    tiled = np.full(size, NO_ADAPTER)
+    tiled = np.full(size, NO_ADAPTER - 1)
     for descriptor, first, stop, _ in used:
         tiled[first:stop] = descriptor
     owners = np.repeat(padded.descriptors, np.diff(padded.segment_offsets)).tolist()
@@ -106,8 +106,9 @@ def test_a_step_with_prompts_is_padded_between_and_behind(shape: StepShape) -> N
     assert padded.logit_slots.tolist() == [3, 1, 2] + [9] * (shape.decodes - 3)
     owners = np.repeat(padded.descriptors, np.diff(padded.segment_offsets)).tolist()
     assert owners == [40, -1, -1, -1, -1, 7, 7] + [NO_ADAPTER] * (shape.rows - 7)
-    used = padded.tiles.reshape(-1, 4)[:2]
-    assert used.tolist() == [[40, 0, 1, 2], [7, 5, 7, 2]] and padded.tiles.size == 4 * shape.tiles
+    tiles = padded.tiles.reshape(-1, 4)
+    assert tiles[tiles[:, 0] != NO_ADAPTER, :3].tolist() == [[40, 0, 1], [7, 5, 7]]
+    assert len(tiles) == shape.tiles and (tiles[:, 2] - tiles[:, 1]).sum() == shape.rows
 
 
 def test_the_decoder_sees_sampled_tokens_pages_and_adapters() -> None:
@@ -131,7 +132,7 @@ def test_the_decoder_sees_sampled_tokens_pages_and_adapters() -> None:
     assert seen.lora is not None
     assert seen.lora.segments.descriptors.tolist() == [12, -1]
     assert seen.lora.segments.tiles is not None
-    assert seen.lora.segments.tiles.tolist() == [[12, 0, 1, 1]]
+    assert seen.lora.segments.tiles.tolist() == [[12, 0, 1, 2], [-1, 1, 3, 2]]
     assert not seen.lora.segments.affine
     affine = replace(host, traits=int(AdapterTraits.AFFINE))
     seen = memory.step_input(affine, affine.pack(pinned=False))

@@ -29,7 +29,12 @@ SPILLED = 128
 
 
 def compiled(
-    rows: int, width: int, sites: int, capability: int, max_rank: int = 16
+    rows: int,
+    width: int,
+    sites: int,
+    capability: int,
+    max_rank: int = 16,
+    has_base: bool = True,
 ) -> tuple[Any, int]:
     """Return the kernel as launched for the plan of a step, and its registers."""
     plan = plan_add(rows, width, max_rank)
@@ -46,6 +51,7 @@ def compiled(
         "PRECISION": "halves",
         "ONE_ROW": rows == 1,
         "USE_TURNS": max_rank > 16,
+        "HAS_BASE": has_base,
         "USE_PDL": capability >= 90,
     }
     signature, values, attributes = {}, {}, {}
@@ -69,12 +75,12 @@ def compiled(
     return built, plan.registers
 
 
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize(("capability", "has_base"), [(80, True), (90, True), (90, False)])
 @pytest.mark.parametrize(("rows", "width", "sites"), [(1, 4096, 3), (64, 4096, 2), (64, 14336, 1)])
 def test_operands_go_from_memory_to_the_lanes_that_need_them(
-    rows: int, width: int, sites: int, capability: int, tmp_path: Path
+    rows: int, width: int, sites: int, capability: int, has_base: bool, tmp_path: Path
 ) -> None:
-    built, registers = compiled(rows, width, sites, capability)
+    built, registers = compiled(rows, width, sites, capability, has_base=has_base)
     assert built.metadata.shared <= OUTPUT_BYTES
     ptx = built.asm["ptx"]
     assert "ldmatrix" not in ptx and "mma.sync" in ptx

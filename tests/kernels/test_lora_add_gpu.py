@@ -16,7 +16,9 @@ from tests.kernels.truth import REFERENCE, assert_near, bits
 
 pytest.importorskip("triton")
 
+from kernels.fused.gpu import add_rms_norm
 from kernels.lora import decode, launches
+from kernels.lora.beside import lora_beside
 from kernels.lora.decode import add_
 from kernels.lora.plans import AddPlan
 
@@ -147,6 +149,50 @@ def test_what_earlier_launches_left_in_the_exchange_is_never_read() -> None:
         for exchange in decode._EXCHANGES.values():
             words = exchange[decode.COUNTER_WORDS :]
             words.copy_((words >> 32 << 32) | 0x7FC00000)  # NaN, of the same launches
+
+
+@pytest.mark.parametrize("counts", [[1], [1] * 16, [16], [3, 0, 5, 8]], ids=str)
+def test_deltas_made_beside_products_in_a_graph_equal_those_made_before_them(
+    counts: list[int],
+) -> None:
+    """A chain in which each projection reads what the one before it and its delta came to."""
+    arena, rows = mixed_arena(torch.bfloat16), sum(counts)
+    who: list[int | None] = [(None, 1, 6, 0)[i] for i in range(4)] if len(counts) == 4 else []
+    segments = on_device(arena.tiled(counts, who or [(5 + i) % 8 for i in range(len(counts))]))
+    memory = (arena.data.cuda(), arena.descriptors.cuda(), segments)
+    weight = (torch.randn(768, 1024) / 32).bfloat16().cuda()
+    norm, start = torch.ones(768).bfloat16().cuda(), torch.randn(rows, 1024).bfloat16().cuda()
+
+    def chain() -> Tensor:
+        x, total = start, start[:, :768].contiguous()
+        for _ in range(30):
+            both = lora_beside(lambda x=x: x @ weight.T, x, *memory, **WHERE, spans=SPANS)
+            assert both is not None
+            normed, total = add_rms_norm(both[0], total, norm, 1e-5, both[1])
+            x = torch.cat((normed, normed[:, :256]), 1)
+        return total
+
+    expected = chain()
+    assert expected.isfinite().all()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = chain()
+    for _ in range(20):
+        out.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert bits(out.cpu()) == bits(expected.cpu())
+    x = start
+    y = x @ weight.T
+    both = lora_beside(lambda: y, x, *memory, **WHERE, spans=SPANS)
+    assert both is not None
+    wanted = expect(arena, replace(segments, **_on_host(segments)), x.cpu(), y.cpu())
+    assert_near((y + both[1]).cpu(), wanted)
+
+
+def _on_host(segments: LoraSegments) -> dict[str, Tensor]:
+    return {name: getattr(segments, name).cpu() for name in ("offsets", "descriptors", "tiles")}
 
 
 def test_a_first_call_in_a_capture_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from tp_engine.layers.attention import Attention
 from tp_engine.layers.linear import ColumnParallel, RowParallel
-from tp_engine.layers.lora import LoraSites, has_deltas
+from tp_engine.layers.lora import LoraSites, Projected, has_deltas
 from tp_engine.layers.mlp import MLP
 from tp_engine.layers.norm import sum_add_norm
 from tp_engine.layers.step import EndRows, LoraBatch, StepInput
@@ -18,6 +18,7 @@ __all__ = [
     "LMHead",
     "LoraBatch",
     "LoraSites",
+    "Projected",
     "RowParallel",
     "StepInput",
     "TokenRows",

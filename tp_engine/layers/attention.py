@@ -13,6 +13,7 @@ from torch import Tensor
 from kernels.attention import HeadNorms
 from kernels.dispatch import Ops
 from tp_engine.layers.linear import ColumnParallel, RowParallel
+from tp_engine.layers.lora import Projected
 from tp_engine.layers.step import StepInput
 
 __all__ = ["Attention"]
@@ -41,25 +42,29 @@ class Attention:
     ops: Ops
 
     def __call__(
-        self, qkv: Tensor, step: StepInput, cos_sin: Tensor, kv: tuple[Tensor, Tensor]
-    ) -> Tensor:
+        self, qkv: Projected, step: StepInput, cos_sin: Tensor, kv: tuple[Tensor, Tensor]
+    ) -> Projected:
         """What ``qkv`` gave, the layer's caches ``kv`` -> [T, H], this rank's part."""
         if self.q_heads == 0:
-            return self.o(qkv, step.lora)  # [T, 0]: only the sum over ranks is left to do
+            return self.o(qkv.base, step.lora)  # [T, 0]: only the sum over ranks is left to do
         return self.o(self._attend(qkv, step, cos_sin, kv), step.lora)
 
     def _attend(
-        self, qkv: Tensor, step: StepInput, cos_sin: Tensor, kv: tuple[Tensor, Tensor]
+        self, qkv: Projected, step: StepInput, cos_sin: Tensor, kv: tuple[Tensor, Tensor]
     ) -> Tensor:
         """qkv [T, (Hq + 2 Hkv) D] -> [T, Hq D]."""
-        sizes = [self.q_heads, self.kv_heads, self.kv_heads]
-        heads = qkv.view(qkv.shape[0], sum(sizes), self.head_dim)
-        q, k, v = torch.split(heads, sizes, dim=1)
+        deltas = None if qkv.delta is None else self._heads(qkv.delta)
         out = self.ops.rotate_attend(
-            q, k, v, *kv, cos_sin, step.positions, step.attention,
-            norms=self._norms(), scale=self.head_dim**-0.5, window=self.window,
+            *self._heads(qkv.base), *kv, cos_sin, step.positions, step.attention,
+            norms=self._norms(), deltas=deltas, scale=self.head_dim**-0.5, window=self.window,
         )  # fmt: skip
         return out.flatten(1)
+
+    def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """qkv [T, (Hq + 2 Hkv) D] -> [T, Hq, D], [T, Hkv, D], [T, Hkv, D]."""
+        sizes = [self.q_heads, self.kv_heads, self.kv_heads]
+        q, k, v = torch.split(qkv.view(qkv.shape[0], sum(sizes), self.head_dim), sizes, dim=1)
+        return q, k, v
 
     def _norms(self) -> HeadNorms | None:
         if self.q_norm is None or self.k_norm is None:

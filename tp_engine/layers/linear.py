@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kernels.dispatch import Ops
 from kernels.nf4 import Weight
-from tp_engine.layers.lora import LoraSites, has_deltas
+from tp_engine.layers.lora import LoraSites, Projected, has_deltas
 from tp_engine.layers.step import LoraBatch
 
 if TYPE_CHECKING:
@@ -37,26 +37,25 @@ class ColumnParallel:
     """One site a member."""
     ops: Ops
 
-    def __call__(self, x: Tensor, lora: LoraBatch | None) -> Tensor:
+    def __call__(self, x: Tensor, lora: LoraBatch | None) -> Projected:
         """x [T, K] -> [T, N local], members side by side."""
-        y = self._base(x)
-        self.lora.add_(y, x, lora, self.ops)
-        self.lora.affine_(y, self.bias, lora, self.ops)
-        return y
+        return self.lora.project(lambda: self.base(x), x, self.bias, lora, self.ops)
 
     def after_norm(
-        self, x: Tensor, residual: Tensor, norm: Tensor, eps: float, lora: LoraBatch | None
-    ) -> tuple[Tensor, Tensor]:
+        self, x: Projected, residual: Tensor, norm: Tensor, eps: float, lora: LoraBatch | None
+    ) -> tuple[Projected, Tensor]:
         """The projection of rms_norm(x + residual), and that sum.
 
         x, residual [T, K], norm [K] -> [T, N local], [T, K].
         """
         if len(self.weights) == 1 and not has_deltas(lora):
-            return self.ops.norm_linear(x, residual, norm, eps, self.weights[0], self.bias)
-        normed, total = self.ops.add_rms_norm(x, residual, norm, eps)
+            both = self.ops.norm_linear(x.total(), residual, norm, eps, self.weights[0], self.bias)
+            return Projected(base=both[0]), both[1]
+        normed, total = self.ops.add_rms_norm(x.base, residual, norm, eps, x.delta)
         return self(normed, lora), total
 
-    def _base(self, x: Tensor) -> Tensor:
+    def base(self, x: Tensor) -> Tensor:
+        """x [T, K] -> [T, N local], without adapters."""
         if len(self.weights) == 1:
             return self.ops.linear(x, self.weights[0], self.bias)
         sizes = [w.out_features for w in self.weights]
@@ -82,13 +81,16 @@ class RowParallel:
     ops: Ops
     comm: Comm
 
-    def __call__(self, x: Tensor, lora: LoraBatch | None, h: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor, lora: LoraBatch | None, h: Tensor | None = None) -> Projected:
         """x [T, K local] -> [T, N], this rank's part; h, if known: `ops.lora_shrink` of x."""
         bias = self.bias if self.comm.rank == 0 else None
-        y = self.ops.linear(x, self.weight, bias)
+
+        def base() -> Tensor:
+            return self.ops.linear(x, self.weight, bias)
+
         if lora is None or h is None:
-            self.lora.add_(y, x, lora, self.ops)
-        else:
-            self.lora.expand_(y, h, lora, self.ops)
+            return self.lora.project(base, x, bias, lora, self.ops)
+        y = base()
+        self.lora.expand_(y, h, lora, self.ops)
         self.lora.affine_(y, bias, lora, self.ops)
-        return y
+        return Projected(base=y)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -12,12 +12,32 @@ from kernels.dispatch import Ops
 from sharding import SITES
 from tp_engine.layers.step import LoraBatch
 
-__all__ = ["LoraSites", "has_deltas"]
+__all__ = ["LoraSites", "Projected", "has_deltas"]
 
 
 def has_deltas(batch: LoraBatch | None) -> bool:
     """Say whether adapters add anything in a step."""
     return batch is not None and batch.segments.max_rank > 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Projected:
+    """What a projection gives, as two tensors that whoever reads it adds."""
+
+    base: Tensor
+    """[T, N]."""
+    delta: Tensor | None = None
+    """[T, N] of the adapters; None: nothing is left to add."""
+
+    def total(self) -> Tensor:
+        """[T, N]."""
+        return self.base if self.delta is None else self.base + self.delta
+
+    def of_rows(self, rows: Tensor) -> Projected:
+        """Of some rows only."""
+        return Projected(
+            base=self.base[rows], delta=None if self.delta is None else self.delta[rows]
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +60,44 @@ class LoraSites:
             sites=tuple(SITES.index(name) for name in names),
             spans=tuple(zip(starts, widths, strict=True)),
         )
+
+    def project(
+        self,
+        base: Callable[[], Tensor],
+        x: Tensor,
+        bias: Tensor | None,
+        batch: LoraBatch | None,
+        ops: Ops,
+    ) -> Projected:
+        """What ``base`` gives, which is the projection of x [T, K] and has ``bias`` [N] in it, and
+        what adapters do to it."""
+        both = self.beside(base, x, batch, ops)
+        if both is None:
+            both = Projected(base=base())
+            self.add_(both.base, x, batch, ops)
+            self.affine_(both.base, bias, batch, ops)
+        return both
+
+    def beside(
+        self, base: Callable[[], Tensor], x: Tensor, batch: LoraBatch | None, ops: Ops
+    ) -> Projected | None:
+        """The same with deltas made while ``base`` runs; None, ``base`` not called: not so."""
+        if batch is None or not has_deltas(batch) or batch.segments.affine:
+            return None  # gains scale the sum of both
+        if ops.lora_beside is None:
+            return None
+        both = ops.lora_beside(
+            base,
+            x,
+            batch.arena,
+            batch.descriptors,
+            batch.segments,
+            layer=self.layer,
+            sites=self.sites,
+            num_sites=len(SITES),
+            spans=self.spans,
+        )
+        return None if both is None else Projected(base=both[0], delta=both[1])
 
     def add_(self, y: Tensor, x: Tensor, batch: LoraBatch | None, ops: Ops) -> None:
         """y [T, N] += each row's own delta of x [T, K]; nothing to do without adapters."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from kernels.dispatch import Ops
 from sharding import SITES
 from tp_engine.layers.linear import ColumnParallel, RowParallel
+from tp_engine.layers.lora import Projected
 from tp_engine.layers.step import LoraBatch
 
 __all__ = ["MLP"]
@@ -25,23 +26,27 @@ class MLP:
     down: RowParallel
     ops: Ops
 
-    def __call__(self, gate_up: Tensor, lora: LoraBatch | None) -> Tensor:
+    def __call__(self, gate_up: Projected, lora: LoraBatch | None) -> Projected:
         """What ``gate_up`` gave -> [T, H], this rank's part."""
-        return self.down(self.ops.silu_mul(gate_up), lora)
+        return self.down(self.ops.silu_mul(gate_up.base, gate_up.delta), lora)
 
-    def of_rows(self, x: Tensor, lora: LoraBatch) -> Tensor:
+    def of_rows(self, x: Tensor, lora: LoraBatch) -> Projected:
         """x [T, H] -> [T, H], this rank's part; what `gate_up` and a call give one after the other.
 
-        Where one launch does it, the deltas of gate and up are added in the activation; gains and
+        Where one launch does it, the deltas of gate and up are made in the activation; gains and
         biases have no place in that launch.
         """
+        column = self.gate_up
         if lora.segments.affine:
-            return self(self.gate_up(x, lora), lora)
-        gate_up = self.gate_up(x, None)
+            return self(column(x, lora), lora)
+        both = column.lora.beside(lambda: column.base(x), x, lora, self.ops)
+        if both is not None:
+            return self(both, lora)
+        gate_up = column.base(x)
         fused = self._activate(gate_up, x, lora)
         if fused is None:
-            self.gate_up.lora.add_(gate_up, x, lora, self.ops)
-            return self(gate_up, lora)
+            column.lora.add_(gate_up, x, lora, self.ops)
+            return self(Projected(base=gate_up), lora)
         return self.down(fused[0], lora, fused[1])
 
     def _activate(self, y: Tensor, x: Tensor, lora: LoraBatch) -> tuple[Tensor, Tensor] | None:

@@ -5,7 +5,7 @@ Legend: T rows of a step, R rows with logits, V local vocabulary rows, H hidden 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -19,6 +19,7 @@ from tp_engine.layers import (
     LMHead,
     LoraBatch,
     LoraSites,
+    Projected,
     RowParallel,
     StepInput,
     VocabEmbedding,
@@ -83,40 +84,41 @@ class Decoder:
             rows.
         """
         residual = self._embedding(step.tokens, step.ends)  # [T, H]
-        delta: Tensor | None = None
+        part: Projected | None = None
         for layer, kv in zip(self._layers, step.kv, strict=True):
             column, norm = layer.attention.qkv, layer.input_norm
-            qkv, residual = self._project(column, delta, residual, norm, step.lora)
-            delta = layer.attention(qkv, step, self._cos_sin, kv)
+            qkv, residual = self._project(column, part, residual, norm, step.lora)
+            part = layer.attention(qkv, step, self._cos_sin, kv)
             column, norm = layer.mlp.gate_up, layer.post_norm
             if step.lora is not None and has_deltas(step.lora):
-                x, residual = self._add_norm(delta, residual, norm)
-                delta = layer.mlp.of_rows(x, step.lora)
+                x, residual = self._add_norm(part, residual, norm)
+                part = layer.mlp.of_rows(x, step.lora)
             else:
-                gate_up, residual = self._project(column, delta, residual, norm, None)
-                delta = layer.mlp(gate_up, None)
+                gate_up, residual = self._project(column, part, residual, norm, None)
+                part = layer.mlp(gate_up, None)
         if (rows := step.logit_rows) is not None:
-            delta, residual = None if delta is None else delta[rows], residual[rows]
-        x, _ = self._add_norm(delta, residual, self._norm)
+            part, residual = None if part is None else part.of_rows(rows), residual[rows]
+        x, _ = self._add_norm(part, residual, self._norm)
         return self._head(x, step.ends)
 
     def _project(
         self,
         column: ColumnParallel,
-        part: Tensor | None,
+        part: Projected | None,
         residual: Tensor,
         norm: Tensor,
         lora: LoraBatch | None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Projected, Tensor]:
         """``column`` of what `_add_norm` gives, and the total."""
         if part is not None and self._comm.world == 1:
-            part = self._comm.all_reduce(part)  # nothing to add, but some look at the sums
+            # Nothing to add, but some look at the sums.
+            part = replace(part, base=self._comm.all_reduce(part.base))
             return column.after_norm(part, residual, norm, self.spec.rms_norm_eps, lora)
         x, total = self._add_norm(part, residual, norm)
         return column(x, lora), total
 
     def _add_norm(
-        self, part: Tensor | None, residual: Tensor, weight: Tensor
+        self, part: Projected | None, residual: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The normalised total and the total of a block's parts and what went into it; before the
         first layer there is nothing to add."""

@@ -44,6 +44,36 @@ def test_add_rms_norm(shape: tuple[int, int], dtype: torch.dtype) -> None:
     assert (bits(x), bits(residual)) == before
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_delta_is_added_first_and_rounded(dtype: torch.dtype) -> None:
+    x, residual, delta = (torch.randn(5, 96).to(dtype) for _ in range(3))
+    weight = torch.randn(96).to(dtype)
+    before = bits(x), bits(delta)
+    normed, total = gpu.add_rms_norm(x, residual, weight, 1e-6, delta)
+    assert bits(total) == bits((x + delta) + residual)
+    assert_near(normed, reference.add_rms_norm(x, residual, weight, 1e-6, delta)[0])
+    assert_near(gpu.silu_mul(x, delta), reference.silu_mul(x + delta))
+    assert (bits(x), bits(delta)) == before
+
+
+def test_a_delta_may_have_other_strides_but_no_other_shape_or_dtype() -> None:
+    wide, delta, weight = torch.randn(5, 40), torch.randn(5, 20), torch.randn(20)
+    x = wide[:, 4:24]
+    assert_near(gpu.silu_mul(x, delta), reference.silu_mul(x + delta))
+    for got, expected in zip(
+        gpu.add_rms_norm(x, x, weight, 1e-6, delta),
+        reference.add_rms_norm(x + delta, x, weight, 1e-6),
+        strict=True,
+    ):
+        assert_near(got, expected)
+    for wrong in (delta[1:], delta.half()):
+        for ops in (gpu, reference):
+            with pytest.raises(ValueError, match="delta must be"):
+                ops.add_rms_norm(x, x, weight, 1e-6, wrong)
+            with pytest.raises(ValueError, match="delta must be"):
+                ops.silu_mul(x, wrong)
+
+
 def test_a_nan_row_stays_alone() -> None:
     x, weight = torch.randn(7, 64), torch.randn(64)
     clean = gpu.rms_norm(x, weight, 1e-5)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels.lora import LoraSegments, decode
+from kernels.lora.beside import lora_beside
 from kernels.lora.decode import add_
 from kernels.lora.gpu import lora_add_
 from kernels.lora.plans import AddPlan
@@ -163,6 +164,48 @@ def test_fewer_programs_than_items_change_nothing() -> None:
         add_(out, x, arena.data, arena.descriptors, segments, **where, plan=plan)
         results.append(bits(out))
     assert results[0] == results[1] == results[2]
+
+
+@pytest.mark.parametrize(("counts", "who"), STEPS.values(), ids=STEPS)
+def test_the_delta_beside_a_product_is_what_would_be_added(
+    counts: list[int], who: list[int | None]
+) -> None:
+    arena, rows = mixed_arena(torch.float32, (1, 2, 3, 8, 8, 5, 18, 16)), sum(counts)
+    segments, x, y = arena.tiled(counts, who), torch.randn(rows, 72), torch.randn(rows, 104)
+    memory = (arena.data, arena.descriptors, segments)
+    where = {"layer": 0, "sites": QKV, "num_sites": 3, "spans": SPANS}
+    both = lora_beside(lambda: y, x, *memory, **where)
+    if rows == 0 or segments.max_rank == 0:
+        assert both is None
+        return
+    assert both is not None and both[0] is y
+    expected = y.clone()
+    REFERENCE.lora_add_(expected, x, *memory, **where)
+    assert_near(y + both[1], expected)
+    untouched = expected == y
+    assert bits((y + both[1])[untouched]) == bits(y[untouched])
+    nothing = torch.full_like(y, -0.0)
+    assert bits((nothing + both[1])[untouched]) == bits(nothing[untouched])
+
+
+def test_no_delta_stands_beside_a_product_of_many_rows_or_of_unknown_tiles() -> None:
+    arena = mixed_arena(torch.float32, (1,) * 8)
+    where = {"layer": 0, "sites": QKV, "num_sites": 3, "spans": SPANS}
+
+    def never() -> Tensor:
+        raise AssertionError("called")
+
+    for rows, segments in (
+        (1024, arena.tiled([1024], [3])),
+        (4, arena.segments([4], [3])),
+        (4, arena.tiled([4], [None])),
+    ):
+        memory = (arena.data, arena.descriptors, segments)
+        assert lora_beside(never, torch.randn(rows, 72), *memory, **where) is None
+    where["spans"] = ((0, 48), (50, 16), (66, 40))
+    memory = (arena.data, arena.descriptors, arena.tiled([4], [3]))
+    with pytest.raises(ValueError, match="spans must lie side by side"):
+        lora_beside(never, torch.randn(4, 72), *memory, **where)
 
 
 def test_no_rows_and_no_adapters() -> None:
