@@ -12,8 +12,6 @@ from typing import TypeVar
 import torch
 
 Result = TypeVar("Result")
-_FIRST = -1
-"""Priority of a branch's kernels: their programs are placed before those of the step's others."""
 
 
 def overlaps(device: torch.device) -> bool:
@@ -21,15 +19,19 @@ def overlaps(device: torch.device) -> bool:
     return device.type == "cuda" and _capability(device) >= 9
 
 
+def overlap_options(device: torch.device) -> dict[str, bool]:
+    """Return what the launcher and a kernel with `USE_PDL` need to know of the device."""
+    return {"USE_PDL": True, "launch_pdl": True} if overlaps(device) else {"USE_PDL": False}
+
+
 def run_beside(
     branch: Callable[[], None], work: Callable[[], Result], device: torch.device
 ) -> Result:
     """Run both and return what `work` returns; neither may touch what the other writes.
 
-    In a capture their kernels have no order, and those of `branch` come first where there is room
-    for one kind alone; branches of one device are in order. Outside of a capture, where the host is
-    what takes time, one runs after the other. Either way both are done before what follows. Memory
-    that `branch` uses must be kept until then.
+    In a capture their kernels have no order; branches of one device are in order. Outside of a
+    capture, where the host is what takes time, one runs after the other. Either way both are done
+    before what follows. Memory that `branch` uses must be kept until then.
     """
     if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
         branch()
@@ -45,7 +47,7 @@ def run_beside(
 
 @cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device, priority=_FIRST)  # type: ignore[no-untyped-call]
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 @cache
@@ -53,4 +55,4 @@ def _capability(device: torch.device) -> int:
     return torch.cuda.get_device_capability(device)[0]
 
 
-__all__ = ["overlaps", "run_beside"]
+__all__ = ["overlap_options", "overlaps", "run_beside"]

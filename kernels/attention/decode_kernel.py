@@ -23,9 +23,9 @@ does so with the row's own key, stores key and value in their pages and takes th
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_wait
 
 from kernels.fused.triton_delta import load_sum
+from kernels.triton_overlap import begin as begin_launch
 
 
 @triton.jit(do_not_specialize=["stride_table", "window", "splits", "min_split"])
@@ -120,8 +120,7 @@ def decode_kernel(
         slot = tl.load(p_slots + row)
         p_angle = p_cos_sin + tl.load(p_positions + row) * DIM
         b_cos, b_sin = _angles(p_angle, o_d, DIM)
-        if USE_PDL:
-            gdc_wait()
+        begin_launch(USE_PDL)
         o_q = row * stride_row + o_heads * stride_head
         b_q = _rotated(
             p_q + o_q, p_q_delta + o_q, o_m < GROUP, o_d, b_cos, b_sin, p_q_norm, eps,

@@ -129,8 +129,8 @@ def rotate_store_kernel(
         o_value = page * stride_v_page + slot * DIM + o_h * (PAGE * DIM)
         p_value = p_v_cache + o_value[:, None] + o_d[None, :]
         tl.store(p_value, load_sum(p_from, p_delta, m_v, HAS_DELTA), mask=m_v)
-        b_second = load_sum(p_from + HALF, p_delta + HALF, m_v, HAS_DELTA)
-        tl.store(p_value + HALF, b_second, mask=m_v)
+        b_value = load_sum(p_from + HALF, p_delta + HALF, m_v, HAS_DELTA)
+        tl.store(p_value + HALF, b_value, mask=m_v)
 
 
 @triton.jit

@@ -6,6 +6,7 @@ from torch import Tensor
 from kernels.checks import check_delta, check_gate_up, check_norm, check_rotary, reject
 from kernels.fused.delta import with_delta
 from kernels.fused.gpu_kernels import norm_kernel, rotary_kernel, silu_mul_kernel
+from kernels.overlap import overlap_options
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _ELEMENTS = 2048
@@ -41,6 +42,7 @@ def silu_mul(gate_up: Tensor, delta: Tensor | None = None) -> Tensor:
         silu_mul_kernel[(rows, -(-width // block))](
             gate_up, gate_up if delta is None else delta, out, gate_up.stride(0),
             WIDTH=width, BLOCK=block, HAS_DELTA=delta is not None, num_warps=4,
+            **overlap_options(out.device),
         )  # fmt: skip
     return out
 
@@ -95,7 +97,7 @@ def _norm(
         lines, outer_stride, inner_stride, eps,
         INNER=inner, DIM=dim, BLOCK_L=block_l, BLOCK_D=block_d, HAS_RESIDUAL=residual is not None,
         HAS_DELTA=delta is not None,
-        num_warps=max(1, min(16, block_l * block_d // 256)),
+        num_warps=max(1, min(16, block_l * block_d // 256)), **overlap_options(x.device),
     )  # fmt: skip
     return out, total
 

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from kernels.fused.triton_delta import load_sum
+from kernels.triton_overlap import begin
 
 
 @triton.jit
@@ -28,6 +29,7 @@ def norm_kernel(
     BLOCK_D: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     HAS_DELTA: tl.constexpr,
+    USE_PDL: tl.constexpr,
 ):
     dtype = p_out.dtype.element_ty
     o_l = tl.program_id(0).to(tl.int64) * BLOCK_L + tl.arange(0, BLOCK_L)
@@ -37,8 +39,9 @@ def norm_kernel(
     o_x = (o_l // INNER) * stride_outer + (o_l % INNER) * stride_inner
     o_out = o_l[:, None] * DIM + o_d[None, :]
     o_x = o_x[:, None] + o_d[None, :]
-    b_x = load_sum(p_x + o_x, p_delta + o_x, mask, HAS_DELTA).to(tl.float32)
     b_weight = tl.load(p_weight + o_d, mask=m_d, other=0.0).to(tl.float32)
+    begin(USE_PDL)
+    b_x = load_sum(p_x + o_x, p_delta + o_x, mask, HAS_DELTA).to(tl.float32)
     if HAS_RESIDUAL:
         b_residual = tl.load(p_residual + o_out, mask=mask, other=0.0).to(tl.float32)
         b_total = (b_x + b_residual).to(dtype)
@@ -58,7 +61,9 @@ def silu_mul_kernel(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     HAS_DELTA: tl.constexpr,
+    USE_PDL: tl.constexpr,
 ):
+    begin(USE_PDL)
     row = tl.program_id(0).to(tl.int64)
     o_i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = o_i < WIDTH

@@ -1,8 +1,8 @@
-"""LoRA deltas of few rows on CUDA, made while the base product runs.
+"""LoRA deltas of few rows on CUDA, made beside the base product or before it.
 
-A base product of few rows waits for memory most of its time, and a delta for one dependent read
-after the other: side by side they take little longer than the product. What reads the projection
-adds the delta.
+What reads the projection adds the delta. So the launch needs nothing of the base product: of few
+rows, it runs in a branch of the captured step; of more, between what makes x and the base product,
+beginning while the former ends.
 """
 
 from collections.abc import Callable
@@ -12,6 +12,10 @@ from torch import Tensor
 from kernels.lora import LoraSegments, decode
 from kernels.lora.plans import MANY_ROWS
 from kernels.overlap import run_beside
+
+FORKED_ROWS = 128
+"""Most rows of a step that makes its deltas in a branch. With more, base products leave no room on
+the multiprocessors, and a fork only delays them."""
 
 
 def lora_beside(
@@ -32,7 +36,7 @@ def lora_beside(
         raise ValueError(f"spans must lie side by side from column 0, got {spans}")
     if segments.tiles is None or not segments.max_rank or not 0 < rows < MANY_ROWS:
         return None
-    delta = x.new_empty((rows, columns))
+    delta, is_forked = x.new_empty((rows, columns)), rows <= FORKED_ROWS
 
     def branch() -> None:
         decode.add_(
@@ -46,9 +50,13 @@ def lora_beside(
             num_sites=num_sites,
             spans=spans,
             has_base=False,
+            overlap=not is_forked,
         )
 
-    return run_beside(branch, base, x.device), delta
+    if is_forked:
+        return run_beside(branch, base, x.device), delta
+    branch()
+    return base(), delta
 
 
 __all__ = ["lora_beside"]

@@ -44,9 +44,9 @@ def segment_block(count: int) -> int:
     return max(64, int(triton.next_power_of_2(count)))
 
 
-def launch_options(device: torch.device, warps: int) -> dict[str, int | bool]:
+def launch_options(device: torch.device, warps: int, overlap: bool = True) -> dict[str, int | bool]:
     """Return what the launcher and the kernel need to know of the device."""
-    overlap = overlaps(device)
+    overlap = overlap and overlaps(device)
     options = {"num_warps": warps, "USE_PDL": overlap, "enable_fp_fusion": True}
     return {**options, "launch_pdl": True} if overlap else options
 

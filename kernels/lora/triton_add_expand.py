@@ -16,12 +16,14 @@ from kernels.lora.triton_lanes import (
     RANKS,
     ROWS,
     along,
-    find_item,
+    find_rank_rows,
+    find_tile,
     from_read,
     offsets,
     to_write,
 )
-from kernels.lora.triton_rows import begin, choose, widen
+from kernels.lora.triton_rows import choose, widen
+from kernels.triton_overlap import begin
 
 WIDTH = tl.constexpr(64)  # columns of B that a warp reads of a rank-row at once
 
@@ -207,24 +209,29 @@ def expand(
     blocks = _blocks(width0, width1, width2, BLOCK_N, VECTOR)
     item, launch = tl.program_id(0) - shrinks, 0
     while item >= 0:
-        site, start, within, width = _find_columns(
-            item % blocks, start0, start1, start2, width0, width1, width2, SITES, BLOCK_N, VECTOR
-        )
-        o_head = choose(site, o_head0, o_head1, o_head2, SITES)
-        first, stop, p_record, p_words, r = find_item(
-            p_tiles, p_descriptors, item // blocks, capacity, max_rank, o_head
-        )
-        scale = tl.load(p_record + o_head + 1, eviction_policy="evict_last")
-        scale = scale.to(tl.float64, bitcast=True).to(tl.float32)
-        n = within + along(BLOCKS, BLOCK) * WIDTH + along(8, LINE) * 8 + along(8, INNER)
-        p_b, m_b = _find_b(p_arena, p_words + r, r, 0, ITEM)
-        b_b = _load_b(p_b, m_b, n, width, BLOCKS)
-        if item + shrinks == tl.program_id(0):
-            begin(USE_PDL)
-            launch = draw(p_counter)
-        _expand_item(
-            *(p_y, p_arena, p_words + r, p_exchange, p_b, m_b, b_b, first, stop, site, start, n),
-            *(width, r, scale, launch, rows, room, stride_y),
-            *(PARTS, STEPS, BLOCKS, ITEM, PRECISION, ONE_ROW, USE_TURNS, HAS_BASE),
-        )
+        number, first, stop = find_tile(p_tiles, item // blocks, capacity)
+        is_wanted = number >= 0 if HAS_BASE else stop >= 0
+        if is_wanted:
+            site, start, within, width = _find_columns(
+                *(item % blocks, start0, start1, start2, width0, width1, width2),
+                *(SITES, BLOCK_N, VECTOR),
+            )
+            o_head = choose(site, o_head0, o_head1, o_head2, SITES)
+            p_record, p_words, r = find_rank_rows(p_descriptors, number, o_head, max_rank)
+            scale = tl.load(p_record + o_head + 1, eviction_policy="evict_last")
+            scale = scale.to(tl.float64, bitcast=True).to(tl.float32)
+            n = within + along(BLOCKS, BLOCK) * WIDTH + along(8, LINE) * 8 + along(8, INNER)
+            p_b, m_b = _find_b(p_arena, p_words + r, r, 0, ITEM)
+            b_b = _load_b(p_b, m_b, n, width, BLOCKS)
+            if launch == 0:
+                begin(USE_PDL)
+                launch = draw(p_counter)
+            _expand_item(
+                *(p_y, p_arena, p_words + r, p_exchange, p_b, m_b, b_b, first, stop, site, start),
+                *(n, width, r, scale, launch, rows, room, stride_y),
+                *(PARTS, STEPS, BLOCKS, ITEM, PRECISION, ONE_ROW, USE_TURNS, HAS_BASE),
+            )
         item = tl.where(item + programs < tiles * blocks, item + programs, -1)
+    if launch == 0:
+        begin(USE_PDL)
+        draw(p_counter)

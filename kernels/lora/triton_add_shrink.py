@@ -16,11 +16,13 @@ from kernels.lora.triton_lanes import (
     RANKS,
     ROWS,
     along,
-    find_item,
+    find_rank_rows,
+    find_tile,
     mma_order,
     offsets,
 )
-from kernels.lora.triton_rows import begin, choose
+from kernels.lora.triton_rows import choose
+from kernels.triton_overlap import begin
 
 
 @triton.jit
@@ -132,25 +134,28 @@ def shrink(
     while item >= 0:
         site = (item // PARTS) % SITES
         part = item % PARTS
-        o_head = choose(site, o_head0, o_head1, o_head2, SITES)
-        first, stop, _, p_words, r = find_item(
-            p_tiles, p_descriptors, item // (SITES * PARTS), capacity, max_rank, o_head
-        )
-        k = part * (STEPS * BLOCK_K) + k_block
-        p_a, m_a = _find_a(p_arena, p_words, r, 0, ITEM)
-        b_a = _load_a(p_a, m_a, k, K, EVEN_K)
-        t = first + along(ROWS, LINE)
-        p_rows = p_x + t.to(tl.int64) * stride_x
-        if item == tl.program_id(0):
-            begin(USE_PDL)
-        b_x = _load_x(p_rows, t < stop, k, K, EVEN_K)
-        if item == tl.program_id(0):
-            launch = draw(p_counter)
-        t_out = first + tl.arange(0, ROWS)[None, :]
-        p_out = p_exchange + (site * rows + t_out).to(tl.int64) * (PARTS * room) + part * room
-        _shrink_item(
-            *(p_arena, p_words, p_out + tl.arange(0, RANKS)[:, None], p_a, m_a, b_a, p_rows),
-            *(t < stop, b_x, k, r, launch, t_out < stop, K, STEPS, BLOCK_K, EVEN_K, ITEM),
-            USE_TURNS,
-        )
+        number, first, stop = find_tile(p_tiles, item // (SITES * PARTS), capacity)
+        if number >= 0:
+            o_head = choose(site, o_head0, o_head1, o_head2, SITES)
+            _, p_words, r = find_rank_rows(p_descriptors, number, o_head, max_rank)
+            k = part * (STEPS * BLOCK_K) + k_block
+            p_a, m_a = _find_a(p_arena, p_words, r, 0, ITEM)
+            b_a = _load_a(p_a, m_a, k, K, EVEN_K)
+            t = first + along(ROWS, LINE)
+            p_rows = p_x + t.to(tl.int64) * stride_x
+            if launch == 0:
+                begin(USE_PDL)
+            b_x = _load_x(p_rows, t < stop, k, K, EVEN_K)
+            if launch == 0:
+                launch = draw(p_counter)
+            t_out = first + tl.arange(0, ROWS)[None, :]
+            p_out = p_exchange + (site * rows + t_out).to(tl.int64) * (PARTS * room) + part * room
+            _shrink_item(
+                *(p_arena, p_words, p_out + tl.arange(0, RANKS)[:, None], p_a, m_a, b_a, p_rows),
+                *(t < stop, b_x, k, r, launch, t_out < stop, K, STEPS, BLOCK_K, EVEN_K, ITEM),
+                USE_TURNS,
+            )
         item = tl.where(item + shrinks < tiles * (SITES * PARTS), item + shrinks, -1)
+    if launch == 0:
+        begin(USE_PDL)
+        draw(p_counter)

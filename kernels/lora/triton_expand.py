@@ -8,7 +8,6 @@ import triton
 import triton.language as tl
 
 from kernels.lora.triton_rows import (
-    begin,
     choose,
     find_b,
     find_rows,
@@ -16,6 +15,7 @@ from kernels.lora.triton_rows import (
     read_head,
     widen,
 )
+from kernels.triton_overlap import begin
 
 _VARYING = [
     *("num_segments", "row_tiles", "stride_site"),

@@ -74,13 +74,19 @@ def offsets(p_words, mask, ITEM: tl.constexpr):
 
 
 @triton.jit
-def find_item(p_tiles, p_descriptors, tile, capacity, max_rank, o_head):
-    """Return (first row, end row, record, head's first word, r) of a tile; r = 0: no such tile."""
+def find_tile(p_tiles, tile, capacity):
+    """Return (descriptor number, first row, end row) of a tile; end row -1: no such tile."""
     p_tile = p_tiles + tile * 4
     inside = tile < capacity
     number = tl.load(p_tile, mask=inside, other=-1, eviction_policy="evict_last")
-    first = tl.load(p_tile + 1, mask=inside, other=0, eviction_policy="evict_last")
-    stop = tl.load(p_tile + 2, mask=inside, other=0, eviction_policy="evict_last")
+    first = tl.load(p_tile + 1, mask=inside, other=-1, eviction_policy="evict_last")
+    stop = tl.load(p_tile + 2, mask=inside, other=-1, eviction_policy="evict_last")
+    return number, first, stop
+
+
+@triton.jit
+def find_rank_rows(p_descriptors, number, o_head, max_rank):
+    """Return (record, its site's first offset, r) of a tile; r = 0: nothing to add."""
     p_record = p_descriptors + tl.maximum(number, 0)
     first_word, r = read_head(p_record, o_head, tl.where(number < 0, 0, max_rank))
-    return first, stop, p_record, p_record + first_word, r
+    return p_record, p_record + first_word, r

@@ -17,7 +17,8 @@ from kernels.lora.triton_prefill_tiles import (
     read_h,
     read_ranks,
 )
-from kernels.lora.triton_rows import begin, choose, find_b, find_rows, multiply, read_head
+from kernels.lora.triton_rows import choose, find_b, find_rows, multiply, read_head
+from kernels.triton_overlap import begin
 
 _VARYING = [
     *("num_segments", "row_tiles", "stride_site"),

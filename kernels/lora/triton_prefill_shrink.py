@@ -7,7 +7,8 @@ segment. Where the rank-rows make several blocks, these run side by side and sha
 import triton
 import triton.language as tl
 
-from kernels.lora.triton_rows import begin, find_rank_rows, find_rows, read_offsets
+from kernels.lora.triton_rows import find_rank_rows, find_rows, read_offsets
+from kernels.triton_overlap import begin
 
 _VARYING = [
     *("num_segments", "row_tiles", "stride_part", "stride_site"),

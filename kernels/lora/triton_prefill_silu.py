@@ -21,7 +21,8 @@ from kernels.lora.triton_prefill_tiles import (
     read_h,
     read_ranks,
 )
-from kernels.lora.triton_rows import begin, find_b, find_rows, multiply, read_head, widen
+from kernels.lora.triton_rows import find_b, find_rows, multiply, read_head, widen
+from kernels.triton_overlap import begin
 
 _VARYING = ["num_segments", "stride_site", "o_head0", "o_head1", "o_head2"]
 _RANKS = tl.constexpr(16)

@@ -8,7 +8,8 @@ rank-rows of a launch's sites stand in one row:  [ site 0: r0 | site 1: r1 | sit
 import triton
 import triton.language as tl
 
-from kernels.lora.triton_rows import begin, find_rank_rows, find_rows, read_offsets, widen
+from kernels.lora.triton_rows import find_rank_rows, find_rows, read_offsets, widen
+from kernels.triton_overlap import begin
 
 _VARYING = [
     *("num_segments", "row_tiles", "stride_part", "stride_site"),

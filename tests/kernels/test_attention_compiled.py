@@ -135,32 +135,19 @@ def test_hopper(page: int, group: int, dim: int) -> None:
 @pytest.mark.parametrize("capability", [80, 90])
 def test_small_kernels(capability: int) -> None:
     heads = {"DIM": 128, "BLOCK_H": 8}
-    paged = {**heads, "PAGE": 16}
+    paged, both, overlap = {**heads, "PAGE": 16}, {"HAS_DELTA": True}, {"USE_PDL": capability == 90}
+    line = {"INNER": 1, "DIM": 4096, "BLOCK_L": 1, "BLOCK_D": 4096}
     for kernel, constants in (
         (store_kernel, {**paged, "HEADS": 8, "BLOCK_D": 128}),
         (
             rotate_store_kernel,
-            {
-                **paged,
-                "Q_HEADS": 32,
-                "KV_HEADS": 8,
-                "BLOCK_HALF": 64,
-                "HAS_NORM": True,
-                "HAS_DELTA": True,
-            },
+            {**paged, **both, "Q_HEADS": 32, "KV_HEADS": 8, "BLOCK_HALF": 64, "HAS_NORM": True},
         ),
         (rotary_kernel, {**heads, "Q_HEADS": 32, "K_HEADS": 8, "BLOCK_HALF": 64}),
-        (silu_mul_kernel, {"WIDTH": 14336, "BLOCK": 1024, "HAS_DELTA": True}),
+        (silu_mul_kernel, {**both, **overlap, "WIDTH": 14336, "BLOCK": 1024}),
         (
             norm_kernel,
-            {
-                "INNER": 1,
-                "DIM": 4096,
-                "BLOCK_L": 1,
-                "BLOCK_D": 4096,
-                "HAS_RESIDUAL": True,
-                "HAS_DELTA": True,
-            },
+            {**line, **both, **overlap, "HAS_RESIDUAL": True},
         ),
     ):
         found = compiled(kernel, constants, capability)

@@ -105,9 +105,13 @@ def test_larger_ranks_move_nothing_either() -> None:
 def test_adapters_are_read_before_the_wait_and_rows_after_it() -> None:
     ptx = compiled(64, 4096, 1, 90)[0].asm["ptx"]
     waits = [found.start() for found in re.finditer(r"griddepcontrol\.wait", ptx)]
-    assert len(waits) == 2  # of the two kinds of programs
-    for wait, end in zip(waits, (*waits[1:], len(ptx)), strict=True):
-        before = ptx[max(0, ptx.rfind("st.global", 0, wait)) : wait]
-        assert ".v4.b32" in before, "no rank-rows on their way while waiting"
+    assert len(waits) == 4  # of the two kinds of programs, with and without work
+    early = [  # while rank-rows are on their way
+        wait
+        for last, wait in zip((0, *waits), waits, strict=False)
+        if ".v4.b32" in ptx[max(last, ptx.rfind("st.global", 0, wait)) : wait]
+    ]
+    assert len(early) == 2
+    for wait, end in zip(early, (*early[1:], len(ptx)), strict=True):
         assert ".v4.b32" in ptx[wait:end]
     assert ptx.index("st.global") > waits[0]
