@@ -25,22 +25,35 @@ def overlap_options(device: torch.device) -> dict[str, bool]:
 
 
 def run_beside(
-    branch: Callable[[], None], work: Callable[[], Result], device: torch.device
+    branch: Callable[[], None],
+    work: Callable[[], Result],
+    device: torch.device,
+    *,
+    work_first: bool,
 ) -> Result:
     """Run both and return what `work` returns; neither may touch what the other writes.
 
-    In a capture their kernels have no order; branches of one device are in order. Outside of a
-    capture, where the host is what takes time, one runs after the other. Either way both are done
-    before what follows. Memory that `branch` uses must be kept until then.
+    In a capture their kernels have no order, but those of one are given to the device first and
+    take its multiprocessors first; branches of one device are in order. Outside of a capture, where
+    the host is what takes time, one runs after the other. Either way both are done before what
+    follows. Memory that `branch` uses must be kept until then.
     """
     if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
         branch()
         return work()
     main, side = torch.cuda.current_stream(device), _side_stream(device)
-    side.wait_stream(main)
-    with torch.cuda.stream(side):
-        branch()
+    fork = main.record_event()
+
+    def run_branch() -> None:
+        side.wait_event(fork)
+        with torch.cuda.stream(side):
+            branch()
+
+    if not work_first:
+        run_branch()
     result = work()
+    if work_first:
+        run_branch()
     main.wait_stream(side)
     return result
 

@@ -111,10 +111,6 @@ class HeadNorms:
     eps: float
 
 
-HeadDeltas = tuple[Tensor, Tensor, Tensor]
-"""What is to be added to queries, keys and values as they come from their projection."""
-
-
 class RotateStore(Protocol):
     """All that happens to the heads between their projection and attention."""
 
@@ -130,17 +126,14 @@ class RotateStore(Protocol):
         batch: AttentionBatch,
         *,
         norms: HeadNorms | None,
-        deltas: HeadDeltas | None = None,
     ) -> Tensor:
         """Normalise and rotate queries and keys, put keys and values into their pages.
 
-        Semantics: with deltas, those of q, k and v are added to them; with norms, q = rms_norm(q,
-        norms.q, eps) and k likewise; q, k = rotary(q, k, cos_sin, positions); store_kv(k, v,
-        k_cache, v_cache, batch). Rounded as in these steps.
+        Semantics: with norms, q = rms_norm(q, norms.q, eps) and k likewise; q, k = rotary(q, k,
+        cos_sin, positions); store_kv(k, v, k_cache, v_cache, batch). Rounded as in these steps.
 
-        Arguments as in `kernels.fused.Rotary` and `StoreKV`; deltas are shaped as q, k and v, in
-        their dtype. All these may be views of one projection and are not written. Returns a new
-        [T, Hq, D]. Raises ValueError as those.
+        Arguments as in `kernels.fused.Rotary` and `StoreKV`; q, k and v may be views of one
+        projection and are not written. Returns a new [T, Hq, D]. Raises ValueError as those.
         """
         ...
 
@@ -187,7 +180,6 @@ class RotateAttend(Protocol):
         batch: AttentionBatch,
         *,
         norms: HeadNorms | None,
-        deltas: HeadDeltas | None = None,
         scale: float,
         window: int | None,
     ) -> Tensor:
@@ -203,7 +195,6 @@ class RotateAttend(Protocol):
 
 __all__ = [
     "AttentionBatch",
-    "HeadDeltas",
     "HeadNorms",
     "PagedAttention",
     "RotateAttend",

@@ -4,7 +4,6 @@ from torch import Tensor
 
 from kernels.attention import (
     AttentionBatch,
-    HeadDeltas,
     HeadNorms,
     PagedAttention,
     RotateAttend,
@@ -12,7 +11,6 @@ from kernels.attention import (
     StoreKV,
 )
 from kernels.fused import RMSNorm, Rotary
-from kernels.fused.delta import with_delta
 
 
 def compose_rotate_store(rms_norm: RMSNorm, rotary: Rotary, store_kv: StoreKV) -> RotateStore:
@@ -29,11 +27,8 @@ def compose_rotate_store(rms_norm: RMSNorm, rotary: Rotary, store_kv: StoreKV) -
         batch: AttentionBatch,
         *,
         norms: HeadNorms | None,
-        deltas: HeadDeltas | None = None,
     ) -> Tensor:
         """See `kernels.attention.RotateStore`."""
-        if deltas is not None:
-            q, k, v = map(with_delta, (q, k, v), deltas)
         if norms is not None:
             q, k = rms_norm(q, norms.q, norms.eps), rms_norm(k, norms.k, norms.eps)
         q, k = rotary(q, k, cos_sin, positions)
@@ -59,13 +54,11 @@ def compose_rotate_attend(
         batch: AttentionBatch,
         *,
         norms: HeadNorms | None,
-        deltas: HeadDeltas | None = None,
         scale: float,
         window: int | None,
     ) -> Tensor:
         """See `kernels.attention.RotateAttend`."""
-        places = (k_cache, v_cache, cos_sin, positions, batch)
-        q = rotate_store(q, k, v, *places, norms=norms, deltas=deltas)
+        q = rotate_store(q, k, v, k_cache, v_cache, cos_sin, positions, batch, norms=norms)
         return paged_attention(q, k_cache, v_cache, batch, scale=scale, window=window)
 
     return rotate_attend

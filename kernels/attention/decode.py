@@ -6,7 +6,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from kernels.attention import AttentionBatch, HeadDeltas, HeadNorms
+from kernels.attention import AttentionBatch, HeadNorms
 from kernels.attention.decode_kernel import decode_kernel
 from kernels.attention.tiles import PROGRAMS, DecodeTile, merged_at_once, power_of_two
 from kernels.overlap import overlaps
@@ -25,8 +25,6 @@ class NewRows:
     positions: Tensor
     """int64 [T]."""
     norms: HeadNorms | None
-    deltas: HeadDeltas | None = None
-    """Of q, k and v, which lie like these."""
 
 
 def launch_decode(
@@ -63,8 +61,7 @@ def launch_decode(
     decode_kernel[(kv_heads, splits, sequences)](
         q, k_cache, v_cache, out, part, lse, count,
         batch.query_offsets, batch.context_lens, batch.page_table,
-        rows.k, rows.v, *(rows.deltas or (q, q, q)),
-        rows.cos_sin, rows.positions, batch.write_pages, batch.write_slots,
+        rows.k, rows.v, rows.cos_sin, rows.positions, batch.write_pages, batch.write_slots,
         q if norms is None else norms.q, q if norms is None else norms.k,
         *q.stride()[:2], *rows.k.stride()[:2], *rows.v.stride()[:2],
         k_cache.stride(0), v_cache.stride(0), batch.page_table.stride(0),
@@ -72,8 +69,7 @@ def launch_decode(
         GROUP=group, DIM=dim, PAGE=page,
         BLOCK_M=max(16, power_of_two(group)), BLOCK_N=tile.keys, BLOCK_D=max(16, power_of_two(dim)),
         BLOCK_G=power_of_two(group), BLOCK_S=merged_at_once(group, dim),
-        IS_NEW=new is not None, HAS_NORM=norms is not None, HAS_DELTA=rows.deltas is not None,
-        HAS_SPLITS=splits > 1,
+        IS_NEW=new is not None, HAS_NORM=norms is not None, HAS_SPLITS=splits > 1,
         HAS_WINDOW=window is not None, USE_PDL=overlap, ROW_IS_B=is_one_each,
         PRECISION="ieee",
         num_warps=tile.warps, num_stages=tile.stages, **options,

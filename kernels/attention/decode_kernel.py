@@ -23,9 +23,7 @@ does so with the row's own key, stores key and value in their pages and takes th
 
 import triton
 import triton.language as tl
-
-from kernels.fused.triton_delta import load_sum
-from kernels.triton_overlap import begin as begin_launch
+from triton.language.extra.cuda import gdc_wait
 
 
 @triton.jit(do_not_specialize=["stride_table", "window", "splits", "min_split"])
@@ -42,9 +40,6 @@ def decode_kernel(
     p_table,  # int32 [B, Pmax], rows stride_table apart
     p_new_k,  # [rows, Hkv, D]; this one and the following are read with IS_NEW only
     p_new_v,
-    p_q_delta,  # as p_q, p_new_k and p_new_v
-    p_k_delta,
-    p_v_delta,
     p_cos_sin,  # float32 [positions, D]
     p_positions,  # int64 [rows]
     p_pages,  # int32 [rows]
@@ -75,7 +70,6 @@ def decode_kernel(
     BLOCK_S: tl.constexpr,
     IS_NEW: tl.constexpr,
     HAS_NORM: tl.constexpr,
-    HAS_DELTA: tl.constexpr,
     HAS_SPLITS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     USE_PDL: tl.constexpr,
@@ -120,22 +114,21 @@ def decode_kernel(
         slot = tl.load(p_slots + row)
         p_angle = p_cos_sin + tl.load(p_positions + row) * DIM
         b_cos, b_sin = _angles(p_angle, o_d, DIM)
-        begin_launch(USE_PDL)
-        o_q = row * stride_row + o_heads * stride_head
+        if USE_PDL:
+            gdc_wait()
         b_q = _rotated(
-            p_q + o_q, p_q_delta + o_q, o_m < GROUP, o_d, b_cos, b_sin, p_q_norm, eps,
-            DIM, HAS_NORM, HAS_DELTA,
+            p_q_row + o_heads * stride_head, o_m < GROUP, o_d, b_cos, b_sin, p_q_norm, eps,
+            DIM, HAS_NORM,
         )  # fmt: skip
         o_1 = tl.arange(0, 1)
         keys = tl.where(is_last, 1, 0)
         m_new = (o_1 < keys)[:, None] & m_d[None, :]
-        o_key = row * stride_k_row + (head + o_1) * stride_k_head
         b_key = _rotated(
-            p_new_k + o_key, p_k_delta + o_key, o_1 < keys, o_d, b_cos, b_sin, p_k_norm, eps,
-            DIM, HAS_NORM, HAS_DELTA,
+            p_new_k + row * stride_k_row + (head + o_1) * stride_k_head, o_1 < keys, o_d,
+            b_cos, b_sin, p_k_norm, eps, DIM, HAS_NORM,
         )  # fmt: skip
-        o_value = row * stride_v_row + head * stride_v_head + o_1[:, None] + o_d[None, :]
-        b_value = load_sum(p_new_v + o_value, p_v_delta + o_value, m_new, HAS_DELTA)
+        p_value = p_new_v + row * stride_v_row + head * stride_v_head + o_1[:, None] + o_d[None, :]
+        b_value = tl.load(p_value, mask=m_new, other=0.0)
         m_new = (o_1 < tl.where(page >= 0, keys, 0))[:, None] & m_d[None, :]
         o_new = (o_1 + head * (PAGE * DIM) + slot * DIM)[:, None] + o_d[None, :]
         tl.store(p_k + page * stride_k + o_new, b_key, mask=m_new)
@@ -213,17 +206,7 @@ def _angles(p_angle, o_d, DIM: tl.constexpr):
 
 @triton.jit
 def _rotated(
-    p_heads,
-    p_delta,
-    m_heads,
-    o_d,
-    b_cos,
-    b_sin,
-    p_norm,
-    eps,
-    DIM: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-    HAS_DELTA: tl.constexpr,
+    p_heads, m_heads, o_d, b_cos, b_sin, p_norm, eps, DIM: tl.constexpr, HAS_NORM: tl.constexpr
 ):
     """Heads normalised and rotated, rounded after each of both; zeros outside of the mask."""
     HALF: tl.constexpr = DIM // 2
@@ -231,9 +214,8 @@ def _rotated(
     m_d = o_d < DIM
     mask = m_heads[:, None] & m_d[None, :]
     o_other = tl.where(o_d < HALF, o_d + HALF, o_d - HALF)
-    p_heads, p_delta, o_x, o_y = p_heads[:, None], p_delta[:, None], o_d[None, :], o_other[None, :]
-    b_x = load_sum(p_heads + o_x, p_delta + o_x, mask, HAS_DELTA).to(tl.float32)
-    b_y = load_sum(p_heads + o_y, p_delta + o_y, mask, HAS_DELTA).to(tl.float32)
+    b_x = tl.load(p_heads[:, None] + o_d[None, :], mask=mask, other=0.0).to(tl.float32)
+    b_y = tl.load(p_heads[:, None] + o_other[None, :], mask=mask, other=0.0).to(tl.float32)
     if HAS_NORM:
         b_factor = tl.rsqrt(tl.sum(b_x * b_x, 1) / DIM + eps)[:, None]
         b_wx = tl.load(p_norm + o_d, mask=m_d, other=0.0).to(tl.float32)[None, :]

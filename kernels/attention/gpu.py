@@ -7,12 +7,11 @@ long as the graph.
 """
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from kernels.attention import AttentionBatch, HeadDeltas, HeadNorms
+from kernels.attention import AttentionBatch, HeadNorms
 from kernels.attention.decode import NewRows, launch_decode
 from kernels.attention.hopper import fits_hopper, hopper_tiles, launch_hopper
 from kernels.attention.place_kernel import rotate_store_kernel, store_kernel
@@ -27,15 +26,7 @@ from kernels.attention.tiles import (
     prefill_splits,
     prefill_tile,
 )
-from kernels.checks import (
-    check_attention,
-    check_delta,
-    check_norm,
-    check_rotary,
-    check_store,
-    reject,
-)
-from kernels.fused.delta import with_delta
+from kernels.checks import check_attention, check_norm, check_rotary, check_store, reject
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LOG2_E = math.log2(math.e)
@@ -70,7 +61,6 @@ def rotate_store(
     batch: AttentionBatch,
     *,
     norms: HeadNorms | None,
-    deltas: HeadDeltas | None = None,
 ) -> Tensor:
     """See `kernels.attention.RotateStore`."""
     _check_heads(q, k, v, k_cache, v_cache, cos_sin, positions, batch, norms)
@@ -80,16 +70,14 @@ def rotate_store(
     blocks = -(-q_heads // _HEADS) - 2 * (-kv_heads // _HEADS)
     if not rows * blocks:
         return out
-    (q, k, v), deltas = _lined_heads((q, k, v), deltas)
+    q, k, v = _lined(q), _lined(k), _lined(v)
     rotate_store_kernel[(rows, blocks)](
-        q, k, v, *(deltas or (q, k, v)), out, k_cache, v_cache,
-        cos_sin, positions, batch.write_pages, batch.write_slots,
+        q, k, v, out, k_cache, v_cache, cos_sin, positions, batch.write_pages, batch.write_slots,
         out if norms is None else norms.q, out if norms is None else norms.k,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], k_cache.stride(0), v_cache.stride(0),
         0.0 if norms is None else norms.eps,
         Q_HEADS=q_heads, KV_HEADS=kv_heads, DIM=dim, PAGE=k_cache.shape[2],
-        BLOCK_H=_HEADS, BLOCK_HALF=power_of_two(dim // 2), HAS_NORM=norms is not None,
-        HAS_DELTA=deltas is not None, num_warps=2,
+        BLOCK_H=_HEADS, BLOCK_HALF=power_of_two(dim // 2), HAS_NORM=norms is not None, num_warps=2,
     )  # fmt: skip
     return out
 
@@ -127,22 +115,19 @@ def rotate_attend(
     batch: AttentionBatch,
     *,
     norms: HeadNorms | None,
-    deltas: HeadDeltas | None = None,
     scale: float,
     window: int | None,
 ) -> Tensor:
     """See `kernels.attention.RotateAttend`: in one launch where few sequences have one row each."""
     if batch.max_query > 1 or batch.context_lens.shape[0] * k_cache.shape[1] > FUSED_PAIRS:
-        places = (k_cache, v_cache, cos_sin, positions, batch)
-        rotated = rotate_store(q, k, v, *places, norms=norms, deltas=deltas)
+        rotated = rotate_store(q, k, v, k_cache, v_cache, cos_sin, positions, batch, norms=norms)
         return paged_attention(rotated, k_cache, v_cache, batch, scale=scale, window=window)
     _check_heads(q, k, v, k_cache, v_cache, cos_sin, positions, batch, norms)
     _check_attend(q, k_cache, v_cache, batch, scale, window)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if q.numel():
-        (q, k, v), deltas = _lined_heads((q, k, v), deltas)
-        new = NewRows(k=k, v=v, cos_sin=cos_sin, positions=positions, norms=norms, deltas=deltas)
-        _decode(q, k_cache, v_cache, batch, out, scale, window, new)
+        new = NewRows(k=_lined(k), v=_lined(v), cos_sin=cos_sin, positions=positions, norms=norms)
+        _decode(_lined(q), k_cache, v_cache, batch, out, scale, window, new)
     return out
 
 
@@ -185,20 +170,6 @@ def _prefill(
 
 def _lined(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _lined_heads(
-    heads: tuple[Tensor, Tensor, Tensor], deltas: HeadDeltas | None
-) -> tuple[tuple[Tensor, Tensor, Tensor], HeadDeltas | None]:
-    """Heads of contiguous dims, with deltas only where they lie the same way, or else added."""
-    given: Sequence[Tensor | None] = deltas or (None, None, None)
-    for x, delta in zip(heads, given, strict=True):
-        if delta is not None:
-            check_delta(x, delta)
-        if x.stride(-1) != 1 or (delta is not None and delta.stride() != x.stride()):
-            q, k, v = map(with_delta, heads, given)
-            return (_lined(q), _lined(k), _lined(v)), None
-    return heads, deltas
 
 
 def _check_heads(

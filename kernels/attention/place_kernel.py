@@ -10,8 +10,6 @@ A row whose page is negative is padding: nothing is written for it.
 import triton
 import triton.language as tl
 
-from kernels.fused.triton_delta import load_sum
-
 
 @triton.jit
 def store_kernel(
@@ -53,9 +51,6 @@ def rotate_store_kernel(
     p_q,  # [T, Hq, D]
     p_k,  # [T, Hkv, D]
     p_v,
-    p_q_delta,  # as p_q, p_k and p_v; read with HAS_DELTA only
-    p_k_delta,
-    p_v_delta,
     p_out,  # [T, Hq, D], contiguous
     p_k_cache,  # [pages, Hkv, PAGE, D], pages stride_*_page apart
     p_v_cache,
@@ -81,7 +76,6 @@ def rotate_store_kernel(
     BLOCK_H: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     HAS_NORM: tl.constexpr,
-    HAS_DELTA: tl.constexpr,
 ):
     Q_BLOCKS: tl.constexpr = (Q_HEADS + BLOCK_H - 1) // BLOCK_H
     KV_BLOCKS: tl.constexpr = (KV_HEADS + BLOCK_H - 1) // BLOCK_H
@@ -101,20 +95,14 @@ def rotate_store_kernel(
         if block < Q_BLOCKS:
             o_h += block * BLOCK_H
             mask = (o_h < Q_HEADS)[:, None] & m_d[None, :]
-            o_in = row * stride_q_row + o_h[:, None] * stride_q_head + o_d[None, :]
-            b_a, b_b = _halves(
-                p_q + o_in, p_q_delta + o_in, p_q_norm, mask, o_d, m_d, eps,
-                DIM, HAS_NORM, HAS_DELTA,
-            )  # fmt: skip
+            p_in = p_q + row * stride_q_row + o_h[:, None] * stride_q_head + o_d[None, :]
+            b_a, b_b = _halves(p_in, p_q_norm, mask, o_d, m_d, eps, DIM, HAS_NORM)
             p_to = p_out + (row * Q_HEADS + o_h)[:, None] * DIM + o_d[None, :]
         else:
             o_h += (block - Q_BLOCKS) * BLOCK_H
             mask = (o_h < kv_heads)[:, None] & m_d[None, :]
-            o_in = row * stride_k_row + o_h[:, None] * stride_k_head + o_d[None, :]
-            b_a, b_b = _halves(
-                p_k + o_in, p_k_delta + o_in, p_k_norm, mask, o_d, m_d, eps,
-                DIM, HAS_NORM, HAS_DELTA,
-            )  # fmt: skip
+            p_in = p_k + row * stride_k_row + o_h[:, None] * stride_k_head + o_d[None, :]
+            b_a, b_b = _halves(p_in, p_k_norm, mask, o_d, m_d, eps, DIM, HAS_NORM)
             o_cache = page * stride_k_page + slot * DIM + o_h * (PAGE * DIM)
             p_to = p_k_cache + o_cache[:, None] + o_d[None, :]
         b_first = b_a * b_cos - b_b * b_sin
@@ -124,19 +112,16 @@ def rotate_store_kernel(
     else:
         o_h += (block - Q_BLOCKS - KV_BLOCKS) * BLOCK_H
         m_v = (o_h < kv_heads)[:, None] & m_d[None, :]
-        o_in = row * stride_v_row + o_h[:, None] * stride_v_head + o_d[None, :]
-        p_from, p_delta = p_v + o_in, p_v_delta + o_in
+        p_from = p_v + row * stride_v_row + o_h[:, None] * stride_v_head + o_d[None, :]
         o_value = page * stride_v_page + slot * DIM + o_h * (PAGE * DIM)
         p_value = p_v_cache + o_value[:, None] + o_d[None, :]
-        tl.store(p_value, load_sum(p_from, p_delta, m_v, HAS_DELTA), mask=m_v)
-        b_value = load_sum(p_from + HALF, p_delta + HALF, m_v, HAS_DELTA)
-        tl.store(p_value + HALF, b_value, mask=m_v)
+        tl.store(p_value, tl.load(p_from, mask=m_v), mask=m_v)
+        tl.store(p_value + HALF, tl.load(p_from + HALF, mask=m_v), mask=m_v)
 
 
 @triton.jit
 def _halves(
     p_in,
-    p_delta,
     p_norm,
     mask,
     o_d,
@@ -144,17 +129,15 @@ def _halves(
     eps,
     DIM: tl.constexpr,
     HAS_NORM: tl.constexpr,
-    HAS_DELTA: tl.constexpr,
 ):
     """Both halves of some heads in float32, normalised and rounded as the norm alone would."""
     dtype = p_in.dtype.element_ty
-    HALF: tl.constexpr = DIM // 2
-    b_a = load_sum(p_in, p_delta, mask, HAS_DELTA).to(tl.float32)
-    b_b = load_sum(p_in + HALF, p_delta + HALF, mask, HAS_DELTA).to(tl.float32)
+    b_a = tl.load(p_in, mask=mask, other=0.0).to(tl.float32)
+    b_b = tl.load(p_in + DIM // 2, mask=mask, other=0.0).to(tl.float32)
     if HAS_NORM:
         b_factor = tl.rsqrt(tl.sum(b_a * b_a + b_b * b_b, 1) / DIM + eps)[:, None]
         b_wa = tl.load(p_norm + o_d, mask=m_d, other=0.0).to(tl.float32)[None, :]
-        b_wb = tl.load(p_norm + HALF + o_d, mask=m_d, other=0.0).to(tl.float32)[None, :]
+        b_wb = tl.load(p_norm + DIM // 2 + o_d, mask=m_d, other=0.0).to(tl.float32)[None, :]
         b_a = (b_wa * (b_a * b_factor).to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
         b_b = (b_wb * (b_b * b_factor).to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
     return b_a, b_b

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from kernels.lora import LoraSegments, decode
 from kernels.lora.plans import MANY_ROWS
+from kernels.lora.triton_lanes import RANKS
 from kernels.overlap import run_beside
 
-FORKED_ROWS = 128
-"""Most rows of a step that makes its deltas in a branch. With more, base products leave no room on
-the multiprocessors, and a fork only delays them."""
+FORKED_ROWS = 64
+"""Most rows of a step that makes its deltas in a branch. With more, a fork delays the base product
+by as much as it hides."""
 
 
 def lora_beside(
@@ -53,10 +54,12 @@ def lora_beside(
             overlap=not is_forked,
         )
 
-    if is_forked:
-        return run_beside(branch, base, x.device), delta
-    branch()
-    return base(), delta
+    if not is_forked:
+        branch()
+        return base(), delta
+    # Products of several sites leave multiprocessors idle, or run long enough, for small ranks.
+    base_first = len(sites) > 1 and segments.max_rank <= RANKS.value
+    return run_beside(branch, base, x.device, work_first=base_first), delta
 
 
 __all__ = ["lora_beside"]

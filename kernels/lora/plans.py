@@ -88,23 +88,20 @@ class AddPlan:
 
 
 def plan_add(rows: int, width: int, max_rank: int) -> AddPlan:
-    """Return the plan for x [rows, width]: the best of those compared on an H200.
-
-    More rank-rows than fit a product at a time, which were not compared, take smaller items.
-    """
+    """Return the plan for x [rows, width]: the best of those compared on an H200."""
     if rows == 1:
         return AddPlan(
             block_k=256, shrink_steps=1, blocks=2, expand_steps=1, programs=4096, registers=255
         )
     parts = 8 if width <= 8192 else 16
-    blocks, steps = (2, 4) if max_rank <= 16 else (1, 1)
+    many = max_rank > 16  # rank-rows than fit a product at a time
     return AddPlan(
         block_k=128,
         shrink_steps=max(1, -(-width // (128 * parts))),
-        blocks=blocks,
-        expand_steps=steps,
+        blocks=2,
+        expand_steps=2 if many or rows <= 64 else 4,
         programs=MULTIPROCESSORS * 16,
-        registers=168,
+        registers=255 if many else 168,
     )
 
 

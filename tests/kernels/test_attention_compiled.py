@@ -90,7 +90,6 @@ def test_decode(
     constants = attention_constants(max(16, power_of_two(group)), tile.keys, group, dim, window) | {
         **{"HAS_SPLITS": True, "BLOCK_G": power_of_two(group)},
         **{"BLOCK_S": merged_at_once(group, dim), "IS_NEW": is_new, "HAS_NORM": window},
-        **{"HAS_DELTA": is_new and not window},
         **{"USE_PDL": is_new and capability == 90, "ROW_IS_B": is_new},
     }
     found = compiled(decode_kernel, constants, capability, tile.warps, tile.stages)
@@ -141,7 +140,7 @@ def test_small_kernels(capability: int) -> None:
         (store_kernel, {**paged, "HEADS": 8, "BLOCK_D": 128}),
         (
             rotate_store_kernel,
-            {**paged, **both, "Q_HEADS": 32, "KV_HEADS": 8, "BLOCK_HALF": 64, "HAS_NORM": True},
+            {**paged, "Q_HEADS": 32, "KV_HEADS": 8, "BLOCK_HALF": 64, "HAS_NORM": True},
         ),
         (rotary_kernel, {**heads, "Q_HEADS": 32, "K_HEADS": 8, "BLOCK_HALF": 64}),
         (silu_mul_kernel, {**both, **overlap, "WIDTH": 14336, "BLOCK": 1024}),

@@ -53,18 +53,14 @@ class Attention:
         self, qkv: Projected, step: StepInput, cos_sin: Tensor, kv: tuple[Tensor, Tensor]
     ) -> Tensor:
         """qkv [T, (Hq + 2 Hkv) D] -> [T, Hq D]."""
-        deltas = None if qkv.delta is None else self._heads(qkv.delta)
+        sizes = [self.q_heads, self.kv_heads, self.kv_heads]
+        heads = qkv.total().view(-1, sum(sizes), self.head_dim)
+        q, k, v = torch.split(heads, sizes, dim=1)
         out = self.ops.rotate_attend(
-            *self._heads(qkv.base), *kv, cos_sin, step.positions, step.attention,
-            norms=self._norms(), deltas=deltas, scale=self.head_dim**-0.5, window=self.window,
+            q, k, v, *kv, cos_sin, step.positions, step.attention,
+            norms=self._norms(), scale=self.head_dim**-0.5, window=self.window,
         )  # fmt: skip
         return out.flatten(1)
-
-    def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """qkv [T, (Hq + 2 Hkv) D] -> [T, Hq, D], [T, Hkv, D], [T, Hkv, D]."""
-        sizes = [self.q_heads, self.kv_heads, self.kv_heads]
-        q, k, v = torch.split(qkv.view(qkv.shape[0], sum(sizes), self.head_dim), sizes, dim=1)
-        return q, k, v
 
     def _norms(self) -> HeadNorms | None:
         if self.q_norm is None or self.k_norm is None:

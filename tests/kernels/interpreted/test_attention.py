@@ -336,43 +336,6 @@ def test_rotate_attend_takes_chunks_too() -> None:
     assert torch.equal(pools[0].arena.isnan(), pools[1].arena.isnan())
 
 
-@pytest.mark.parametrize("apart", [False, True])
-@pytest.mark.parametrize("normed", [False, True])
-@pytest.mark.parametrize("sequences", [[(1, 1), (40, 1)], [(40, 1), (70, 9)]], ids=str)
-def test_deltas_are_added_before_all_else(
-    sequences: list[tuple[int, int]], normed: bool, apart: bool
-) -> None:
-    """In one launch and in several, deltas lying like the heads or not."""
-    pools = [Pool(pages=20, kv_heads=2, dim=16) for _ in range(2)]
-    tables = deal_pages([context for context, _ in sequences], pools[0])
-    before = [Tokens.random(context - count, pools[0]) for context, count in sequences]
-    rows, sizes = sum(count for _, count in sequences), [6, 2, 2]
-    heads, delta = torch.randn(2, rows, 10, 16).unbind()
-    cos_sin, positions = torch.randn(64, 16), torch.randint(0, 64, (rows,))
-    q, k, v = delta.split(sizes, 1)
-    deltas = (q, k, v.contiguous()) if apart else (q, k, v)
-    case = {"scale": 0.3, "window": None}
-    case["norms"] = HeadNorms(q=torch.randn(16), k=torch.randn(16), eps=1e-5) if normed else None
-    outs = []
-    for (op, x, more), pool in zip(
-        (
-            (gpu.rotate_attend, heads, {"deltas": deltas}),
-            (REFERENCE.rotate_attend, heads + delta, {}),
-        ),
-        pools,
-        strict=True,
-    ):
-        fill(pool, REFERENCE, before, tables)
-        places = (pool.k_cache, pool.v_cache, cos_sin, positions)
-        batch = make_batch(sequences, tables, pool.block)
-        outs.append(op(*x.split(sizes, 1), *places, batch, **case, **more))
-    assert_near(*outs)
-    for name in ("k_cache", "v_cache"):
-        got, expected = (getattr(pool, name) for pool in pools)
-        assert torch.equal(got.isnan(), expected.isnan())
-        assert_near(got.nan_to_num(), expected.nan_to_num())
-
-
 def test_rotate_attend_stores_nothing_for_padding() -> None:
     pools = [Pool(pages=10, kv_heads=2, dim=32) for _ in range(2)]
     batch, (k, v), q = padded_batch(pools[0]), torch.randn(2, 4, 2, 32), torch.randn(4, 4, 32)
