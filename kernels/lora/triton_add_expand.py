@@ -16,7 +16,7 @@ from kernels.lora.triton_lanes import (
     RANKS,
     ROWS,
     along,
-    find_rank_rows,
+    find_site,
     find_tile,
     from_read,
     offsets,
@@ -217,7 +217,7 @@ def expand(
                 *(SITES, BLOCK_N, VECTOR),
             )
             o_head = choose(site, o_head0, o_head1, o_head2, SITES)
-            p_record, p_words, r = find_rank_rows(p_descriptors, number, o_head, max_rank)
+            p_record, p_words, r = find_site(p_descriptors, number, o_head, max_rank)
             scale = tl.load(p_record + o_head + 1, eviction_policy="evict_last")
             scale = scale.to(tl.float64, bitcast=True).to(tl.float32)
             n = within + along(BLOCKS, BLOCK) * WIDTH + along(8, LINE) * 8 + along(8, INNER)

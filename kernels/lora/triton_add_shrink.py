@@ -16,7 +16,7 @@ from kernels.lora.triton_lanes import (
     RANKS,
     ROWS,
     along,
-    find_rank_rows,
+    find_site,
     find_tile,
     mma_order,
     offsets,
@@ -137,7 +137,7 @@ def shrink(
         number, first, stop = find_tile(p_tiles, item // (SITES * PARTS), capacity)
         if number >= 0:
             o_head = choose(site, o_head0, o_head1, o_head2, SITES)
-            _, p_words, r = find_rank_rows(p_descriptors, number, o_head, max_rank)
+            _, p_words, r = find_site(p_descriptors, number, o_head, max_rank)
             k = part * (STEPS * BLOCK_K) + k_block
             p_a, m_a = _find_a(p_arena, p_words, r, 0, ITEM)
             b_a = _load_a(p_a, m_a, k, K, EVEN_K)

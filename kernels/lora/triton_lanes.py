@@ -85,7 +85,7 @@ def find_tile(p_tiles, tile, capacity):
 
 
 @triton.jit
-def find_rank_rows(p_descriptors, number, o_head, max_rank):
+def find_site(p_descriptors, number, o_head, max_rank):
     """Return (record, its site's first offset, r) of a tile; r = 0: nothing to add."""
     p_record = p_descriptors + tl.maximum(number, 0)
     first_word, r = read_head(p_record, o_head, tl.where(number < 0, 0, max_rank))

@@ -1,6 +1,6 @@
 """LoRA kernels on one GPU: Llama-3.1-8B's four projections, bfloat16, all seven sites.
 
-    python launch/bench/kernels_lora.py [--seconds 300] [--layers 32]
+    python launch/bench/kernels_lora.py [--seconds 300] [--layers 32] [--base bf16 nf4]
 
 Each case is first compared with the reference. A layer is the projections qkv, o, gate_up and down,
 each a launch (steps of few rows, with room for as many tiles as rows, as in a captured step) or a
@@ -11,6 +11,8 @@ shrink and an expand launch (many rows). Times are medians of CUDA graph replays
     two         cold, with a shrink and an expand launch
     best        cold, with the best tile sizes that were tried for each projection
     no_overlap  cold, without programmatic dependent launch
+    bf16, nf4   what adapters add to a whole layer with such weights, deltas made beside the base
+                products (see `lora_layers`): what a decode step pays
 
 The best plans that were tried are printed before the table: microseconds of a projection.
 """
@@ -33,6 +35,7 @@ from kernels.lora import launches  # noqa: E402
 from kernels.lora.plans import MANY_ROWS  # noqa: E402
 from launch.bench.environment import print_json  # noqa: E402
 from launch.bench.lora_arena import MODULES, Adapters, deal, make_adapters, zipf  # noqa: E402
+from launch.bench.lora_layers import Layers  # noqa: E402
 from launch.bench.lora_plans import add_plans, expand_plans, shrink_plans  # noqa: E402
 from launch.bench.lora_step import (  # noqa: E402
     CHOSEN,
@@ -136,7 +139,7 @@ def _numbers(plan: Any) -> str:
     return "x".join(str(v) for v in values.values() if type(v) is int) + flags
 
 
-def measure(bench: Bench, case: Case, deadline: float) -> dict[str, Any]:
+def measure(bench: Bench, case: Case, deadline: float, layers: dict[str, Layers]) -> dict[str, Any]:
     """Check and time one case."""
     step = Step.of(case)
     error = step.check()
@@ -150,6 +153,10 @@ def measure(bench: Bench, case: Case, deadline: float) -> dict[str, Any]:
     results["two"] = round(bench.cold(step, two), 1)
     with patch.object(launches, "overlaps", lambda device: False):
         results["no_overlap"] = round(bench.cold(step), 1)
+    if case.rows < MANY_ROWS:
+        for name, chain in layers.items():
+            base, added = chain.added(step)
+            results[name], results[f"{name}_base"] = round(added, 1), round(base, 1)
     if case.target and time.monotonic() < deadline:
         best, lines = tune(bench, step, deadline)
         print(f"\n{case.name}: a projection, turning through the layers")
@@ -159,7 +166,7 @@ def measure(bench: Bench, case: Case, deadline: float) -> dict[str, Any]:
     return results
 
 
-COLUMNS = ("target", "bytes_us", "cold", "best", "two", "no_overlap", "turning")
+COLUMNS = ("target", "bytes_us", "bf16", "nf4", "cold", "best", "two", "no_overlap", "turning")
 
 
 def main() -> None:
@@ -167,6 +174,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=300, help="for trying other plans, in all")
     parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--base", nargs="*", choices=["bf16", "nf4"], default=["bf16"])
     arguments = parser.parse_args()
     device = torch.device("cuda")
     torch.manual_seed(0)
@@ -174,11 +182,12 @@ def main() -> None:
     results: dict[str, Any] = {}
     with torch.inference_mode():
         every = cases(arguments.layers, device)
+        layers = {name: Layers(device, nf4=name == "nf4") for name in arguments.base}
         share = arguments.seconds / sum(case.target is not None for case in every)
         for case in every:
             deadline = time.monotonic() + share
             try:
-                results[case.name] = measure(bench, case, deadline)
+                results[case.name] = measure(bench, case, deadline, layers)
             except Exception as error:  # one case that fails must not hide the others
                 results[case.name] = {"failed": f"{type(error).__name__}: {error}"}
             print(f"{case.name:30} {results[case.name].get('cold')}", file=sys.stderr, flush=True)
