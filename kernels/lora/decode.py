@@ -39,13 +39,12 @@ def add_(
     spans: tuple[tuple[int, int], ...],
     plan: AddPlan | None = None,
     has_base: bool = True,
-    overlap: bool = True,
 ) -> None:
     """See `kernels.lora.LoraAdd`; the segments' tiles must be known, and y's rows contiguous.
 
     Without `has_base`, what y holds is not read: the delta itself is written in the columns of
-    `spans`, -0.0 where there is none, which changes nothing that it is added to. Without
-    `overlap`, the launch begins when all before it have ended.
+    `spans`, -0.0 where there is none, which changes nothing that it is added to. Such a launch,
+    being in a branch, begins when all before it have ended.
     """
     check_lora(x, "x", arena, descriptors, layer, num_sites)
     check_lora(y, "y", arena, descriptors, layer, num_sites)
@@ -64,7 +63,7 @@ def add_(
     for at in launches(len(sites)):
         if any(size for _, size in spans[at]):
             heads = [2 * (layer * num_sites + site) for site in sites[at]]
-            _launch(y, x, arena, descriptors, segments, heads, spans[at], plan, has_base, overlap)
+            _launch(y, x, arena, descriptors, segments, heads, spans[at], plan, has_base)
 
 
 def _launch(
@@ -77,7 +76,6 @@ def _launch(
     spans: tuple[tuple[int, int], ...],
     plan: AddPlan,
     has_base: bool,
-    overlap: bool,
 ) -> None:
     """Launch once, for up to three sites, whose heads are words of a record."""
     tiles, (rows, width) = segments.tiles, x.shape
@@ -123,7 +121,7 @@ def _launch(
         HAS_BASE=has_base,
         num_stages=1,
         maxnreg=plan.registers,
-        **launch_options(x.device, 1, overlap),
+        **launch_options(x.device, 1, overlap=has_base),
     )
 
 

@@ -195,7 +195,7 @@ def test_no_delta_stands_beside_a_product_of_many_rows_or_of_unknown_tiles() -> 
         raise AssertionError("called")
 
     for rows, segments in (
-        (1024, arena.tiled([1024], [3])),
+        (65, arena.tiled([65], [3])),
         (4, arena.segments([4], [3])),
         (4, arena.tiled([4], [None])),
     ):
