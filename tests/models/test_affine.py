@@ -80,7 +80,7 @@ def peft(x: Tensor, weight: Tensor, bias: Tensor | None, which: tuple[int, ...])
 def test_a_column_parallel_layer_equals_pefts_formula(biased: bool) -> None:
     bias = torch.randn(168) if biased else None
     layer, x = column(OPS, bias), torch.randn(7, 64)
-    found = layer(x, batch(affine=True))
+    found = layer(x, batch(affine=True)).total()
     expected = peft(x, layer.weights[0].weight, bias, (0, 1, 2))  # type: ignore[union-attr]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
@@ -96,7 +96,7 @@ def test_a_row_parallel_layer_scales_its_part_and_the_first_rank_adds_the_bias(r
         comm=replace(COMM, rank=rank, world=2),
     )
     expected = peft(x, weight, bias if rank == 0 else None, (3,))
-    found = layer(x, batch(affine=True))
+    found = layer(x, batch(affine=True)).total()
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -111,13 +111,14 @@ def test_steps_without_such_adapters_do_not_pay() -> None:
     assert counting.calls == 1
 
 
-def test_the_activation_of_steps_with_such_adapters_takes_no_deltas() -> None:
-    """A launch that adds the deltas of gate and up on its way has no place for gains."""
+@pytest.mark.parametrize("op", ["lora_silu_mul", "lora_beside"])
+def test_the_activation_of_steps_with_such_adapters_takes_no_deltas(op: str) -> None:
+    """What adds the deltas of gate and up on its way has no place for gains."""
 
     def fused(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("called")
 
-    ops = replace(OPS, lora_silu_mul=fused)
+    ops = replace(OPS, **{op: fused})
     gate_up = ColumnParallel(
         weights=(DenseWeight(weight=torch.randn(192, 64)),), bias=None, lora=sites(0, 0), ops=ops
     )
@@ -130,7 +131,7 @@ def test_the_activation_of_steps_with_such_adapters_takes_no_deltas() -> None:
     )
     mlp, x = MLP(gate_up=gate_up, down=down, ops=ops), torch.randn(7, 64)
     lora = batch(affine=True)
-    expected = down(ops.silu_mul(gate_up(x, lora)), lora)
-    torch.testing.assert_close(mlp.of_rows(x, lora), expected)
+    expected = down(ops.silu_mul(gate_up(x, lora).total()), lora).total()
+    torch.testing.assert_close(mlp.of_rows(x, lora).total(), expected)
     with pytest.raises(AssertionError, match="called"):
         mlp.of_rows(x, batch(affine=False))
