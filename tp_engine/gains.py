@@ -26,6 +26,9 @@ from tp_engine.weights import RankWeights
 CHUNK_ELEMENTS = 1 << 22
 """Of a weight that are looked at together: 32 MiB in float64."""
 
+CHUNK_ROWS = 128
+"""A larger chunk is of a multiple: packed weights are expanded in such."""
+
 
 class RankGains:
     """One rank's part in turning magnitudes into gains."""
@@ -149,5 +152,6 @@ def gains_of(magnitudes: Tensor, squares: Tensor) -> Tensor:
 
 def _chunks(rows: int, width: int) -> Iterator[tuple[int, int]]:
     step = max(1, CHUNK_ELEMENTS // max(1, width))
+    step -= step % CHUNK_ROWS if step > CHUNK_ROWS else 0
     for start in range(0, rows, step):
         yield start, min(rows, start + step)
