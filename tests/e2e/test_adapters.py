@@ -296,11 +296,17 @@ def test_what_was_loaded_is_there_after_all_processes_were_killed(
         assert admin(server, "GET", "/nobody").status_code == 404
         assert load(server, "z/w", mine / "a").status_code == 200
         assert admin(server, "DELETE", "/z/w").status_code == 200
+        assert load(server, "zz", mine / "a").status_code == 200
         for process in server.processes().values():
             process.send_signal(signal.SIGKILL)
     shutil.rmtree(mine)
     mine.mkdir()
     with start(tmp_path, model, mine, store) as server:
         server.wait_ready()
-        assert served(server) == {"base", "x", "y"}
+        assert served(server) == {"base", "x", "y", "zz"}
         assert says(server, "x") == says(server, "y") == right["b"]
+        cold = server.complete(model="zz", prompt=PROMPT, wait_for_adapter=False)
+        assert (cold.status_code, cold.json()["error"]["code"]) == (503, "adapter_loading")
+        assert cold.headers["retry-after"] == "1"
+        wait_until(lambda: admin(server, "GET", "/zz").json()["warm"], 20, "zz on the hosts")
+        assert says(server, "zz") == right["a"]
