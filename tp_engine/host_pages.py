@@ -26,8 +26,19 @@ class HostPages:
     """One block of memory of equal pages, pinned where a GPU reads it."""
 
     def __init__(self, pages: int, page_bytes: int, *, pinned: bool) -> None:
-        """Reserve it; without pinning the system gives memory when it is first written."""
-        self.memory = torch.empty((pages, page_bytes), dtype=torch.uint8, pin_memory=pinned)
+        """Reserve it; without pinning the system gives memory when it is first written.
+
+        Raises:
+            ValueError: the system does not give so much.
+        """
+        try:
+            self.memory = torch.empty((pages, page_bytes), dtype=torch.uint8, pin_memory=pinned)
+        except RuntimeError as error:
+            what = "pinned memory" if pinned else "memory"
+            raise ValueError(
+                f"the host does not give {pages * page_bytes} bytes of {what} for adapters: lower "
+                f"--adapter-host-memory ({str(error).splitlines()[0]})"
+            ) from error
         self._copies: dict[int, HostCopy] = {}
         self._lock = threading.Lock()
 
