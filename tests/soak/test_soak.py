@@ -24,7 +24,7 @@ HAPPENED = (
     "whole answers",
     "whole streams",
 )
-LONG_STEPS, STARVED = 0.03, 0.2
+LONG_STEPS, STARVED = 0.03, 0.4
 """Share of steps that may be long, where the ranks had cores but for the other share of the time:
 gloo's own threads wait for a core too, which nobody counts."""
 
