@@ -17,9 +17,12 @@ import uvicorn
 from fastapi import FastAPI
 
 from server import EngineClient, ServerConfig, create_app
+from server.auth import ApiKeys
 from tests.server.fake_engine import FakeEngine
 from tests.text.tiny_tokenizers import byte_level
 from tp_engine.text import Tokenizer
+
+MAX_ADAPTER_BYTES = 400_000
 
 
 @pytest.fixture
@@ -116,3 +119,19 @@ async def serving(app: FastAPI) -> AsyncIterator[int]:
 async def port(app: FastAPI) -> AsyncIterator[int]:
     async with serving(app) as port:
         yield port
+
+
+@pytest.fixture
+async def operator(
+    client: EngineClient, tokenizer: Tokenizer, tmp_path: Path
+) -> AsyncIterator[httpx.AsyncClient]:
+    """One who may send adapters of up to MAX_ADAPTER_BYTES; their place is ``tmp_path``."""
+    config = ServerConfig(
+        admin_keys=ApiKeys(["admin"]),
+        adapter_store=tmp_path,
+        max_body_bytes=1024,
+        max_adapter_bytes=MAX_ADAPTER_BYTES,
+    )
+    async with in_process(create_app(client, tokenizer, config)) as http:
+        http.headers["Authorization"] = "Bearer admin"
+        yield http

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -10,7 +9,7 @@ import pytest
 
 from server import EngineClient, ServerConfig, create_app
 from server.auth import ApiKeys
-from tests.server.conftest import in_process
+from tests.server.conftest import MAX_ADAPTER_BYTES, in_process
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_operations import claims
 from tests.sources.web import CONFIG, WEIGHTS, adapter_bytes
@@ -19,29 +18,13 @@ from tp_engine.text import Tokenizer
 
 pytestmark = pytest.mark.anyio
 BOTH = adapter_bytes()
-LIMIT = 400_000
-
-
-@pytest.fixture
-async def api(
-    client: EngineClient, tokenizer: Tokenizer, tmp_path: Path
-) -> AsyncIterator[httpx.AsyncClient]:
-    config = ServerConfig(
-        admin_keys=ApiKeys(["admin"]),
-        adapter_store=tmp_path,
-        max_body_bytes=1024,
-        max_adapter_bytes=LIMIT,
-    )
-    async with in_process(create_app(client, tokenizer, config)) as http:
-        http.headers["Authorization"] = "Bearer admin"
-        yield http
 
 
 async def test_the_engine_gets_the_files_and_says_whether_they_last(
-    api: httpx.AsyncClient, engine: FakeEngine
+    operator: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
     engine.answer = lambda call: AdapterReply(call_id=call.call_id, revision="r", durable=False)
-    answer = await api.post("/admin/adapters/team/x/tensors", files=BOTH)
+    answer = await operator.post("/admin/adapters/team/x/tensors", files=BOTH)
     assert answer.status_code == 200, answer.text
     assert (answer.json()["lora_name"], answer.json()["durable"]) == ("team/x", False)
     (call,) = engine.calls
@@ -51,7 +34,7 @@ async def test_the_engine_gets_the_files_and_says_whether_they_last(
 
 
 async def test_a_refusal_of_the_engine_is_the_answer(
-    api: httpx.AsyncClient, engine: FakeEngine
+    operator: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
     for code, status in (("adapter_too_large", 400), ("adapter_loading", 409)):
 
@@ -59,23 +42,23 @@ async def test_a_refusal_of_the_engine_is_the_answer(
             return AdapterReply(call_id=call.call_id, code=code, message="no")
 
         engine.answer = refuse
-        answer = await api.post("/admin/adapters/x/tensors", files=BOTH)
+        answer = await operator.post("/admin/adapters/x/tensors", files=BOTH)
         assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
 
 
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_a_push_over_the_limit_leaves_nothing(
-    chunked: bool, api: httpx.AsyncClient, engine: FakeEngine, tmp_path: Path
+    chunked: bool, operator: httpx.AsyncClient, engine: FakeEngine, tmp_path: Path
 ) -> None:
-    request = api.build_request(
+    request = operator.build_request(
         "POST",
         "/admin/adapters/x/tensors",
-        files={CONFIG: BOTH[CONFIG], WEIGHTS: b"\\0" * LIMIT * 2},
+        files={CONFIG: BOTH[CONFIG], WEIGHTS: b"\\0" * MAX_ADAPTER_BYTES * 2},
     )
     if chunked:
         del request.headers["content-length"]
         request.headers["transfer-encoding"] = "chunked"
-    answer = await api.send(request)
+    answer = await operator.send(request)
     assert answer.status_code in (400, 413), answer.text
     assert claims(tmp_path) == [] and engine.calls == []
 

@@ -11,43 +11,23 @@ import httpx
 import pytest
 from starlette.requests import ClientDisconnect
 
-from server import EngineClient, ServerConfig, create_app
 from server.admin import parts as parts_of_bodies
 from server.admin import upload
-from server.auth import ApiKeys
-from tests.server.conftest import in_process
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_operations import claims, until
 from tests.sources.web import CONFIG, WEIGHTS, adapter_bytes
 from tp_engine.messages import AdapterAnswer, AdapterCall, AdapterReply, LoadAdapter
-from tp_engine.text import Tokenizer
 
 pytestmark = pytest.mark.anyio
 BOTH = adapter_bytes()
-LIMIT = 400_000
-
-
-@pytest.fixture
-async def api(
-    client: EngineClient, tokenizer: Tokenizer, tmp_path: Path
-) -> AsyncIterator[httpx.AsyncClient]:
-    config = ServerConfig(
-        admin_keys=ApiKeys(["admin"]),
-        adapter_store=tmp_path,
-        max_body_bytes=1024,
-        max_adapter_bytes=LIMIT,
-    )
-    async with in_process(create_app(client, tokenizer, config)) as http:
-        http.headers["Authorization"] = "Bearer admin"
-        yield http
 
 
 def parts(content: dict[str, bytes]) -> dict[str, Any]:
     return {f"file{number}": item for number, item in enumerate(content.items())}
 
 
-async def post(api: httpx.AsyncClient, path: str = "x", **options: Any) -> httpx.Response:
-    return await api.post(f"/admin/adapters/{path}/upload", **options)
+async def post(operator: httpx.AsyncClient, path: str = "x", **options: Any) -> httpx.Response:
+    return await operator.post(f"/admin/adapters/{path}/upload", **options)
 
 
 def code(answer: httpx.Response) -> tuple[int, str | None]:
@@ -56,7 +36,7 @@ def code(answer: httpx.Response) -> tuple[int, str | None]:
 
 @pytest.mark.parametrize("path", ["x", "team/x"])
 async def test_what_is_uploaded_is_handed_to_the_engine_and_gone(
-    path: str, api: httpx.AsyncClient, engine: FakeEngine, tmp_path: Path
+    path: str, operator: httpx.AsyncClient, engine: FakeEngine, tmp_path: Path
 ) -> None:
     found: dict[str, bytes] = {}
 
@@ -66,9 +46,9 @@ async def test_what_is_uploaded_is_handed_to_the_engine_and_gone(
         return AdapterReply(call_id=call.call_id, revision="ef" * 32)
 
     engine.answer = answer
-    begun = await post(api, f"{path}", files=parts(BOTH), params={"replace": "true"})
+    begun = await post(operator, f"{path}", files=parts(BOTH), params={"replace": "true"})
     assert begun.status_code == 202, begun.text
-    done = await until(api, begun.json(), "ready", "failed")
+    done = await until(operator, begun.json(), "ready", "failed")
     assert (done["state"], done["name"], done["source"]) == ("ready", path, "uploaded")
     (call,) = engine.calls
     assert isinstance(call, LoadAdapter)
@@ -77,7 +57,7 @@ async def test_what_is_uploaded_is_handed_to_the_engine_and_gone(
 
 
 async def test_a_parts_name_stands_for_its_file_name(
-    api: httpx.AsyncClient, engine: FakeEngine
+    operator: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
     boundary = "b"
     body = b"".join(
@@ -88,10 +68,10 @@ async def test_a_parts_name_stands_for_its_file_name(
     )
     content = body + f"--{boundary}--\r\n".encode()
     headers = {"content-type": f"multipart/form-data; boundary={boundary}"}
-    begun = await post(api, content=content, headers=headers)
+    begun = await post(operator, content=content, headers=headers)
     assert begun.status_code == 202, begun.text
-    await until(api, begun.json(), "ready")
-    cut = await post(api, "y", content=content[:-8], headers=headers)
+    await until(operator, begun.json(), "ready")
+    cut = await post(operator, "y", content=content[:-8], headers=headers)
     assert cut.status_code == 400 and "ends before its last boundary" in cut.text
     assert len(engine.calls) == 1
 
@@ -110,19 +90,19 @@ async def test_a_parts_name_stands_for_its_file_name(
 async def test_what_is_no_adapter_is_refused_and_nothing_stays(
     content: dict[str, bytes],
     reason: str,
-    api: httpx.AsyncClient,
+    operator: httpx.AsyncClient,
     engine: FakeEngine,
     tmp_path: Path,
 ) -> None:
-    answer = await post(api, files=parts(content))
+    answer = await post(operator, files=parts(content))
     assert answer.status_code == 400 and reason in answer.text, answer.text
     assert not engine.calls and claims(tmp_path) == []
     assert not (tmp_path / "fetching" / "evil").exists()
 
 
-async def test_a_file_that_is_there_twice_is_refused(api: httpx.AsyncClient) -> None:
+async def test_a_file_that_is_there_twice_is_refused(operator: httpx.AsyncClient) -> None:
     twice = [("a", (CONFIG, b"{}")), ("b", (CONFIG, b"{}"))]
-    answer = await post(api, files=twice)
+    answer = await post(operator, files=twice)
     assert answer.status_code == 400 and "is there twice" in answer.text
 
 
@@ -135,20 +115,20 @@ async def test_a_file_that_is_there_twice_is_refused(api: httpx.AsyncClient) -> 
     ],
 )
 async def test_a_body_in_another_form_is_refused(
-    content_type: str, reason: str, api: httpx.AsyncClient, tmp_path: Path
+    content_type: str, reason: str, operator: httpx.AsyncClient, tmp_path: Path
 ) -> None:
-    answer = await post(api, content=b"{}", headers={"content-type": content_type})
+    answer = await post(operator, content=b"{}", headers={"content-type": content_type})
     assert answer.status_code == 400 and reason in answer.text
     assert claims(tmp_path) == []
 
 
 async def test_bodies_over_the_limit_are_refused_declared_or_not(
-    api: httpx.AsyncClient, engine: FakeEngine, tmp_path: Path
+    operator: httpx.AsyncClient, engine: FakeEngine, tmp_path: Path
 ) -> None:
     big = {CONFIG: b"{}", WEIGHTS: adapter_bytes(size=500_000)[WEIGHTS]}
-    declared = await post(api, files=parts(big))
+    declared = await post(operator, files=parts(big))
     assert code(declared) == (413, "request_too_large")
-    request = api.build_request("POST", "/admin/adapters/x/upload", files=parts(big))
+    request = operator.build_request("POST", "/admin/adapters/x/upload", files=parts(big))
     content = request.read()
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -156,25 +136,25 @@ async def test_bodies_over_the_limit_are_refused_declared_or_not(
             yield content[start : start + 50_000]
 
     headers = {"content-type": request.headers["content-type"]}
-    undeclared = await post(api, content=pieces(), headers=headers)
+    undeclared = await post(operator, content=pieces(), headers=headers)
     assert code(undeclared) == (413, "request_too_large")
     assert not engine.calls and claims(tmp_path) == []
-    other = await api.post("/admin/adapters", content=b" " * 2000)
+    other = await operator.post("/admin/adapters", content=b" " * 2000)
     assert code(other) == (413, "request_too_large")
 
 
 async def test_a_config_has_a_limit_of_its_own(
-    api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    operator: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts_of_bodies, "MAX_CONFIG_BYTES", 1000)
-    answer = await post(api, files=parts(BOTH | {CONFIG: b" " * 1001}))
+    answer = await post(operator, files=parts(BOTH | {CONFIG: b" " * 1001}))
     assert code(answer) == (413, "request_too_large") and CONFIG in answer.text
 
 
 async def test_a_client_that_leaves_leaves_nothing(
-    api: httpx.AsyncClient, engine: FakeEngine, tmp_path: Path
+    operator: httpx.AsyncClient, engine: FakeEngine, tmp_path: Path
 ) -> None:
-    content = api.build_request("POST", "/", files=parts(BOTH))
+    content = operator.build_request("POST", "/", files=parts(BOTH))
     body, seen = content.read(), asyncio.Event()
 
     async def breaks() -> AsyncIterator[bytes]:
@@ -185,24 +165,24 @@ async def test_a_client_that_leaves_leaves_nothing(
         raise ClientDisconnect
 
     headers = {"content-type": content.headers["content-type"]}
-    assert (await post(api, content=breaks(), headers=headers)).status_code == 499
+    assert (await post(operator, content=breaks(), headers=headers)).status_code == 499
     assert seen.is_set() and not engine.calls and claims(tmp_path) == []
 
 
 async def test_a_loaded_or_busy_name_is_refused_before_the_body(
-    api: httpx.AsyncClient, engine: FakeEngine
+    operator: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
-    assert code(await post(api, "team/sql-lora", files=parts(BOTH))) == (400, "adapter_exists")
+    assert code(await post(operator, "team/sql-lora", files=parts(BOTH))) == (400, "adapter_exists")
     engine.gate.clear()
-    begun = await post(api, files=parts(BOTH))
-    assert code(await post(api, files=parts(BOTH))) == (409, "adapter_loading")
+    begun = await post(operator, files=parts(BOTH))
+    assert code(await post(operator, files=parts(BOTH))) == (409, "adapter_loading")
     engine.gate.set()
-    await until(api, begun.json(), "ready")
+    await until(operator, begun.json(), "ready")
 
 
 async def test_a_bounded_number_is_received_at_a_time(
-    api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    operator: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upload, "_receiving", asyncio.Semaphore(0))
-    answer = await post(api, files=parts(BOTH))
+    answer = await post(operator, files=parts(BOTH))
     assert answer.status_code == 503 and "uploads" in answer.text
