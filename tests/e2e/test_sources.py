@@ -9,11 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
-import s3fs
-from moto.server import ThreadedMotoServer
 
 from tests.e2e.service import Server, wait_until
 from tests.helpers.tiny_models import make_peft_adapter, oracle_greedy
+from tests.sources.bucket import empty_bucket
 from tests.sources.web import CONFIG, WEIGHTS, Web, web_server
 from tp_engine.text import Tokenizer
 
@@ -42,30 +41,15 @@ def web(adapter: Path) -> Iterator[Web]:
 
 
 @pytest.fixture(scope="module")
-def s3(adapter: Path) -> Iterator[dict[str, str]]:
-    """The environment of who reads a bucket with the adapter in it."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    environment = {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "id",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        s3fs.S3FileSystem.clear_instance_cache()
-        files = s3fs.S3FileSystem()
-        files.mkdir("bucket")
+def s3(adapter: Path) -> Iterator[None]:
+    """A bucket with the adapter in it; the environment leads to it."""
+    with empty_bucket() as files:
         for name in (CONFIG, WEIGHTS):
             files.put(str(adapter / name), f"bucket/team/a/{name}")
-    yield environment
-    server.stop()
+        yield
 
 
-def start(directory: Path, model: Path, web: Web, s3: dict[str, str]) -> Server:
+def start(directory: Path, model: Path, web: Web) -> Server:
     (directory / "admin").write_text(ADMIN)
     return Server(
         directory,
@@ -77,7 +61,6 @@ def start(directory: Path, model: Path, web: Web, s3: dict[str, str]) -> Server:
         f"--adapter-store={directory / 'store'}",
         "--adapter-source=s3://bucket/team",
         f"--adapter-source={web.url}/team",
-        environment=s3,
     )
 
 
@@ -105,10 +88,10 @@ def says(server: Server, name: str) -> str:
 
 
 def test_every_source_serves_and_a_kill_within_a_fetch_loses_nothing(
-    model: Path, adapter: Path, right: str, web: Web, s3: dict[str, str], tmp_path: Path
+    model: Path, adapter: Path, right: str, web: Web, s3: None, tmp_path: Path
 ) -> None:
     weights = len(web.files[f"team/a/{WEIGHTS}"])
-    with start(tmp_path, model, web, s3) as server:
+    with start(tmp_path, model, web) as server:
         server.wait_ready()
         for name, source in (("s3", "s3://bucket/team/a"), ("web", f"{web.url}/team/a")):
             begun = admin(server, "POST", "/adapters", json={"name": name, "source": source})
@@ -134,7 +117,7 @@ def test_every_source_serves_and_a_kill_within_a_fetch_loses_nothing(
             process.send_signal(signal.SIGKILL)
     web.before_body = None
     web.gate.set()
-    with start(tmp_path, model, web, s3) as server:
+    with start(tmp_path, model, web) as server:
         server.wait_ready()
         names = [each["name"] for each in admin(server, "GET", "/adapters")["adapters"]]
         assert names == ["s3", "sent", "web"]

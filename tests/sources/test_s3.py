@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import s3fs
-from moto.server import ThreadedMotoServer
 
+from tests.sources.bucket import empty_bucket
 from tests.sources.web import CONFIG, WEIGHTS, adapter_bytes
 from tp_engine.sources import (
     AllowedSources,
@@ -28,25 +28,9 @@ LIMITS = FetchLimits(max_bytes=10**6, attempts=2, pause=0.01)
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
-@pytest.fixture(scope="module")
-def bucket(server: str) -> Iterator[s3fs.S3FileSystem]:
+def bucket() -> Iterator[s3fs.S3FileSystem]:
     """An empty bucket; the environment leads to it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL", server)
-        patch.setenv("AWS_ACCESS_KEY_ID", "id")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        s3fs.S3FileSystem.clear_instance_cache()
-        files = s3fs.S3FileSystem(use_listings_cache=False)
-        files.mkdir("bucket")
+    with empty_bucket() as files:
         yield files
 
 
