@@ -35,6 +35,8 @@ from tp_engine.params import SamplingParams
 
 PARAMS = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 PROMPT = [5, 6, 7]
+PAUSE = 0.0002
+"""Seconds."""
 
 
 class FakeLoader(AdapterLoader):
@@ -169,6 +171,12 @@ class World:
         (status,) = answer.adapters
         return status
 
+    def turn(self) -> list[Message]:
+        """A turn without a step, after a pause: a loop of nothing but turns would keep the
+        interpreter from the thread that it waits for."""
+        time.sleep(PAUSE)
+        return self.fleet.turn()
+
     def until_replied(self) -> AdapterReply:
         """Turns without steps, until the one open call is answered."""
         reply = self.until_answered()
@@ -181,7 +189,7 @@ class World:
         deadline = time.monotonic() + 10
         while not found:
             assert time.monotonic() < deadline
-            found = [m for m in self.fleet.turn() if not isinstance(m, Failed)]
+            found = [m for m in self.turn() if not isinstance(m, Failed)]
         (reply,) = found
         return reply
 
@@ -190,14 +198,14 @@ class World:
         deadline = time.monotonic() + 10
         while not condition():
             assert time.monotonic() < deadline
-            self.fleet.turn()
+            self.turn()
 
     def settle(self) -> None:
         """Turns without steps, until nothing is under way."""
         deadline = time.monotonic() + 10
         while self.fleet.busy:
             assert time.monotonic() < deadline
-            self.fleet.turn()
+            self.turn()
         self.reader_idle()
 
     def reader_idle(self) -> None:

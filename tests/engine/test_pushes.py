@@ -195,7 +195,7 @@ def test_dirty_revisions_are_written_when_they_are_due(tmp_path: Path) -> None:
     with world_at(tmp_path, flush_interval=0.05) as world:
         world.push("x", "good-4")
         while world.show("x").dirty:
-            world.fleet.turn()
+            world.turn()
         assert history(world, "x") == ["good-4"]
 
 
@@ -219,7 +219,7 @@ def test_a_stop_writes_everything(world: World) -> None:
     world.loader.full = False
     world.begin(PushAdapter, name="y", directory=str(world.spool("good-5")))
     while not world.fleet.put_away():
-        world.fleet.turn()
+        world.turn()
     assert world.fleet.unsaved == []
     assert history(world, "x") == ["good-4"] and history(world, "y") == ["good-5"]
 
@@ -228,7 +228,7 @@ def test_a_stop_tells_what_it_cannot_write(world: World) -> None:
     world.push("x", "good-4")
     world.loader.full = True
     while not world.fleet.put_away():
-        world.fleet.turn()
+        world.turn()
     assert world.fleet.unsaved == ["x"]
 
 
