@@ -326,6 +326,22 @@ def test_many_threads_leave_one_past(store: AdapterStore, adapters: list[Path], 
         assert store.directory(digest).exists()
 
 
+def test_a_full_disk_fails_the_change_that_finds_it_alone(
+    store: AdapterStore, adapters: list[Path], read: Read
+) -> None:
+    digest = store.add(adapters[0], read)[0].digest
+    db = store._index._db
+    (pages,) = db.execute("PRAGMA page_count").fetchone()
+    db.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(OSError, match=r"index of the adapter store: .*full"):
+        for number in range(1000):
+            store.promote(f"{number:0200}", digest)
+    before = len(store.aliases())
+    db.execute("PRAGMA max_page_count = 1000000")
+    store.promote("x", digest)
+    assert len(store.aliases()) == before + 1
+
+
 def test_another_versions_index_is_refused(tmp_path: Path) -> None:
     open_store(tmp_path).close()
     with sqlite3.connect(tmp_path / "index.sqlite") as db:

@@ -232,3 +232,14 @@ def test_nothing_is_done_to_a_name_that_means_nothing(
     call: type, fields: dict[str, object], world: World
 ) -> None:
     assert world.do(call, name="nobody", **fields).code == "adapter_not_found"
+
+
+def test_a_name_is_the_same_however_it_is_spelt(world: World) -> None:
+    composed, decomposed = "caf\u00e9", "cafe\u0301"
+    world.load(decomposed, "good-2")
+    assert world.show(decomposed).name == composed
+    assert world.do(PinAdapter, name=decomposed, pinned=True).code is None
+    assert world.show(composed).pinned
+    assert world.unload(decomposed).code is None
+    world.settle()
+    assert known(world.engine) == []

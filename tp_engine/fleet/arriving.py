@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from tp_engine.adapters import AdapterError, AdapterRevision
 from tp_engine.adapters.errors import shown
@@ -123,7 +124,7 @@ class Arriving:
 
     def _settle(self, loading: Loading) -> None:
         assert loading.revision is not None
-        self._shared.reader.submit(self._shared.loader.settled, loading.revision.digest)
+        self._shared.tidy(partial(self._shared.loader.settled, loading.revision.digest))
 
     def _take_read(self, loading: Loading) -> AdapterRevision | None:
         """Begin to deliver what the thread has read, if it has."""

@@ -20,8 +20,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tp_engine.adapters import AdapterError, AdapterRegistry
 from tp_engine.adapters.errors import shown
+from tp_engine.adapters.names import normalise
 from tp_engine.engine import Engine
 from tp_engine.fleet.arriving import Arriving
 from tp_engine.fleet.dirty import Dirty
@@ -139,6 +142,8 @@ class AdapterFleet:
 
     def handle(self, call: AdapterCall) -> list[AdapterReply]:
         """Begin what a call asks for; a refusal is answered at once, the rest by `turn`."""
+        if call.name is not None:
+            call = msgspec.structs.replace(call, name=normalise(call.name))
         try:
             self._handlers[type(call)](call)
             self.changed |= isinstance(call, DrainAdapter | ResumeAdapter)
@@ -161,8 +166,9 @@ class AdapterFleet:
         ]
 
     def put_away(self) -> bool:
-        """Write back what was pushed, for the stop of the service; whether all was tried."""
-        return self._dirty.put_away() and not self._arriving.busy
+        """Write back what was pushed, for the stop of the service; whether all was tried, and what
+        was done before is written too."""
+        return self._dirty.put_away() and not (self._arriving.busy or self._recording.busy)
 
     @property
     def gauges(self) -> dict[str, float]:

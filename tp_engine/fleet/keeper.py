@@ -49,7 +49,8 @@ class Keeper:
 
     def roll_back(self, name: str, digest: str) -> LetGo:
         """Make it last that a name means what it meant before its last move, this revision."""
-        assert self._need_store().roll_back(name).digest == digest
+        moved = self._need_store().roll_back(name)
+        assert moved.digest == digest
         self.left_out.pop(name, None)
         return []
 

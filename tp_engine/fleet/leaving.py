@@ -7,6 +7,7 @@ let_go ─> its requests end, or are ended at the deadline ─> forgotten on all
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from tp_engine.fleet.errands import LetGo
 from tp_engine.fleet.shared import Shared
@@ -47,7 +48,7 @@ class Leaving:
         """Delete from the store what no name refers to, now or once it has drained."""
         for digest in digests:
             if digest not in self._shared.engine.adapters:
-                self._shared.reader.submit(self._shared.loader.discard, digest)
+                self._shared.tidy(partial(self._shared.loader.discard, digest))
 
     def turn(self, wanted: set[str]) -> list[Failed]:
         """Forget what has drained; the requests that had to be ended.

@@ -9,9 +9,15 @@ from functools import partial
 
 from tp_engine.fleet.dirty import Dirty
 from tp_engine.fleet.errands import Kept, LeftOut
-from tp_engine.fleet.shared import Shared
+from tp_engine.fleet.shared import Shared, refusal
 from tp_engine.fleet.usage import Usage
-from tp_engine.messages import AdapterList, AdapterState, AdapterStatus, ListAdapters
+from tp_engine.messages import (
+    AdapterList,
+    AdapterReply,
+    AdapterState,
+    AdapterStatus,
+    ListAdapters,
+)
 
 
 class Listing:
@@ -46,13 +52,19 @@ class Listing:
         }
         self._open.append((call, self._shared.reader.submit(partial(self._kept, call, asked))))
 
-    def finished(self) -> list[AdapterList]:
+    def finished(self) -> list[AdapterList | AdapterReply]:
         """The answers that are ready."""
         answers = []
         while self._open and self._open[0][1].done():
             call, found = self._open.pop(0)
-            answers.append(AdapterList(call_id=call.call_id, adapters=self._all(found.result())))
+            answers.append(self._answer(call.call_id, found))
         return answers
+
+    def _answer(self, call_id: str, found: Future[dict[str, Kept]]) -> AdapterList | AdapterReply:
+        try:
+            return AdapterList(call_id=call_id, adapters=self._all(found.result()))
+        except OSError as error:
+            return refusal(call_id, "store_failed", str(error))
 
     def _kept(self, call: ListAdapters, asked: Mapping[str, str]) -> dict[str, Kept]:
         """In the thread of the store: what it knows of the first ones."""

@@ -127,11 +127,11 @@ class AdapterLoader(Keeper):
     def _packed(self, revision: AdapterRevision) -> Loaded:
         try:
             images = self.pack(revision)
-        except ValueError:
+            self.keep_size(revision.digest, ImageSize.of(revision, images))
+        except (ValueError, OSError):
             self.discard(revision.digest)
             raise
         self._loaded[revision.digest] += 1
-        self.keep_size(revision.digest, ImageSize.of(revision, images))
         return revision, images
 
     def read(self, directory: Path) -> AdapterRevision:

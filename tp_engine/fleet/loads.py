@@ -52,7 +52,7 @@ class Loads:
         try:
             name = self._arriving.check_free(call.name)
         except (AdapterError, CallError):
-            self._shared.reader.submit(loader.drop, directory)
+            self._shared.tidy(partial(loader.drop, directory))
             raise
         self._arriving.begin(call, name, partial(loader.load_pushed, directory), None)
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 
 from tp_engine.adapters import AdapterRegistry
 from tp_engine.engine import Engine
 from tp_engine.fleet.errands import Loader
 from tp_engine.messages import AdapterReply
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,6 +27,17 @@ class Shared:
     """Does what is slow."""
     reader: Executor
     """The one thread that the loader's methods are called in."""
+
+    def tidy(self, work: Callable[[], None]) -> None:
+        """Have the loader do something that nobody waits for."""
+        self.reader.submit(partial(_logged, work))
+
+
+def _logged(work: Callable[[], None]) -> None:
+    try:
+        work()
+    except Exception:  # nobody asks for the result: what is not logged here is lost
+        log.exception("tidying up after an adapter failed")
 
 
 def refusal(call_id: str, code: str, message: str) -> AdapterReply:

@@ -171,8 +171,8 @@ class StoreIndex:
 
     def digests(self) -> list[str]:
         """All digests."""
-        with self._lock:
-            return [row[0] for row in self._db.execute("SELECT digest FROM revisions")]
+        with self._connection() as db:
+            return [row[0] for row in db.execute("SELECT digest FROM revisions")]
 
     def keep_size(self, digest: str, layout: str, size: ImageSize) -> None:
         """Remember what a revision takes in memory."""
@@ -181,8 +181,8 @@ class StoreIndex:
 
     def sizes(self, layout: str) -> dict[str, ImageSize]:
         """What revisions take in memory, as far as known, by digest."""
-        with self._lock:
-            return footprints.all_of(self._db, layout)
+        with self._connection() as db:
+            return footprints.all_of(db, layout)
 
     # --- names -------------------------------------------------------------------------------
 
@@ -226,16 +226,16 @@ class StoreIndex:
 
     def is_referred_to(self, digest: str) -> bool:
         """Whether a name means a revision or could be rolled back to it."""
-        with self._lock:
-            row = self._db.execute(
+        with self._connection() as db:
+            row = db.execute(
                 "SELECT EXISTS (SELECT 1 FROM moves WHERE digest = ?)", (digest,)
             ).fetchone()
         return bool(row[0])
 
     def moves(self, name: str) -> list[Move]:
         """A name's moves that were not undone, the last one first."""
-        with self._lock:
-            rows = self._db.execute(
+        with self._connection() as db:
+            rows = db.execute(
                 "SELECT digest, at, pushed FROM moves WHERE name = ? AND NOT undone "
                 "ORDER BY id DESC",
                 (name,),
@@ -247,19 +247,31 @@ class StoreIndex:
     @contextmanager
     def _change(self) -> Iterator[sqlite3.Connection]:
         """One transaction: all of it is on disk when this ends, or none of it ever is."""
+        with self._connection() as db:
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                yield db
+                db.execute("COMMIT")
+            except BaseException:
+                if db.in_transaction:  # SQLite ends some itself when the disk fails
+                    db.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _connection(self) -> Iterator[sqlite3.Connection]:
+        """The connection, for this thread alone; what the disk does is an OSError, as for files."""
         with self._lock:
-            self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
+            except sqlite3.DatabaseError as error:
+                if isinstance(error, sqlite3.IntegrityError | sqlite3.ProgrammingError):
+                    raise
+                raise OSError(f"the index of the adapter store: {error}") from error
 
     def _rows(self, where: str, values: tuple[object, ...]) -> list[RevisionRow]:
         query = f"SELECT manifest, state, reason, added FROM revisions {where}"
-        with self._lock:
-            rows = self._db.execute(query, values).fetchall()
+        with self._connection() as db:
+            rows = db.execute(query, values).fetchall()
         return [
             RevisionRow(
                 manifest=msgspec.json.decode(manifest, type=Manifest),
@@ -271,8 +283,8 @@ class StoreIndex:
         ]
 
     def _aliases(self, where: str, values: tuple[object, ...]) -> list[Alias]:
-        with self._lock:
-            rows = self._db.execute(
+        with self._connection() as db:
+            rows = db.execute(
                 f"SELECT name, digest, pinned, held FROM aliases {where}", values
             ).fetchall()
         return [Alias(name=n, digest=d, pinned=bool(p), held=bool(h)) for n, d, p, h in rows]
