@@ -9,7 +9,7 @@ Under torchrun every rank runs the same script: rank 0 gets results, the others 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -83,17 +83,12 @@ class LLM:
         Raises:
             RequestError, UnknownModel: a prompt cannot be served; none was.
         """
-        if self.engine is None:
-            self._follow()
-            return None
-        items = _as_list(prompts)
-        with self._others_follow():
-            requests = self._submit(
-                [self._text().encode(p) if isinstance(p, str) else list(p) for p in items],
-                _spread(params or SamplingParams(temperature=0.0), len(items), "params"),
-                _spread(model, len(items), "model"),
-            )
-            return self._run(requests)
+
+        def encoded() -> list[list[int]]:
+            items = _as_list(prompts)
+            return [self._text().encode(p) if isinstance(p, str) else list(p) for p in items]
+
+        return self._complete(encoded, params, model)
 
     def chat(
         self,
@@ -105,8 +100,9 @@ class LLM:
         """As `generate`, from messages with ``role`` and ``content`` through the chat template."""
         single = bool(conversations) and isinstance(conversations[0], Mapping)
         chats: Sequence[Any] = [conversations] if single else conversations
-        prompts = [self._text().encode_chat(chat) for chat in chats]
-        return self.generate(prompts, params, model=model)
+        return self._complete(
+            lambda: [self._text().encode_chat(chat) for chat in chats], params, model
+        )
 
     def close(self) -> None:
         """Let the other ranks leave; nothing can be generated afterwards."""
@@ -114,6 +110,25 @@ class LLM:
             self.engine.control(PlanKind.STOP)
         else:
             self._follow()
+
+    def _complete(
+        self,
+        encoded: Callable[[], list[list[int]]],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        model: str | Sequence[str | None] | None,
+    ) -> list[Completion] | None:
+        """The completions of what ``encoded`` gives on rank 0, which alone has a tokenizer."""
+        if self.engine is None:
+            self._follow()
+            return None
+        with self._others_follow():
+            prompts = encoded()
+            requests = self._submit(
+                prompts,
+                _spread(params or SamplingParams(temperature=0.0), len(prompts), "params"),
+                _spread(model, len(prompts), "model"),
+            )
+            return self._run(requests)
 
     def _follow(self) -> None:
         self.rank.worker.follow(lambda: None)
