@@ -43,10 +43,10 @@ class Background(Generic[J]):
         self._jobs.put((number, job))
 
     def finished(self) -> list[int]:
-        """Rank 0: numbers of what all ranks have done since the last call.
+        """Numbers of what all ranks have done since the last call; on ranks ≥ 1 always none.
 
         Raises:
-            RuntimeError: a piece of work failed, as when a rank is gone.
+            RuntimeError: a piece of this rank's work failed, as when a rank is gone.
         """
         with self._lock:
             if self._error is not None:

@@ -33,6 +33,7 @@ class Books:
         *,
         fetch: Fetch,
         failed: Callable[[AdapterFootprint, Exception], None],
+        beat: Callable[[], None],
     ) -> None:
         """Open them.
 
@@ -43,6 +44,7 @@ class Books:
             movers: tell which adapters have moved.
             fetch: reads a revision back that the hosts do not have, in another thread.
             failed: called with an adapter that could not be read back, and why.
+            beat: see `AdapterRoster`.
         """
         clock = time.monotonic
         self.pool = PagePool(limits.num_pages)
@@ -68,12 +70,7 @@ class Books:
             is_warm=self.tiers.host.is_warm,
         )
         self.tiers.bind(self.residency)
-        self.roster = AdapterRoster(
-            self.tiers,
-            self.demand,
-            num_pages=limits.num_pages,
-            descriptor_words=limits.descriptor_words,
-        )
+        self.roster = AdapterRoster(self.tiers, self.demand, limits, beat)
         self.scheduler = Scheduler(
             layout=layout,
             pool=self.pool,

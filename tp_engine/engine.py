@@ -33,8 +33,7 @@ from tp_engine.worker import Worker
 WAIT_SECONDS = 0.0005
 """What a turn sleeps that has nothing to do until an adapter has moved."""
 SILENCE_SECONDS = 0.25
-"""After which such turns let the other ranks hear that rank 0 lives."""
-
+"""After which the other ranks hear that rank 0 lives, although there is nothing to do."""
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +67,13 @@ class Engine:
         self.limits = limits
         self.layout: PageLayout = worker.runner.arena.layout
         books = Books(
-            limits, self.layout, self._carry_out, worker, fetch=fetch, failed=self._not_fetched
+            limits,
+            self.layout,
+            self._carry_out,
+            worker,
+            fetch=fetch,
+            failed=self._not_fetched,
+            beat=self._beat,
         )
         self.books, self.pool, self.prefix = books, books.pool, books.prefix
         self.tiers, self.residency, self.roster = books.tiers, books.residency, books.roster
@@ -170,8 +175,7 @@ class Engine:
             outputs += self._complete(*self._under_way.popleft())
         elif not begun and self.tiers.busy:
             time.sleep(WAIT_SECONDS)
-            if time.monotonic() - self._sent > SILENCE_SECONDS:
-                self.control(PlanKind.HEARTBEAT)
+            self._beat()
         return outputs
 
     def _begin(self) -> bool:
@@ -239,6 +243,11 @@ class Engine:
             self._end(request, "failed")
             self._failures.append(not_readable(request, error))
 
+    def _beat(self) -> None:
+        """Let the other ranks hear that rank 0 lives, if they have not for a while."""
+        if time.monotonic() - self._sent > SILENCE_SECONDS:
+            self.control(PlanKind.HEARTBEAT)
+
     def _send(self, plan: StepPlan) -> None:
         self._sent = time.monotonic()
         self.worker.channel.send(plan)
@@ -251,8 +260,9 @@ class Engine:
         results = zip(
             sampled.tokens.tolist(), sampled.failed.tolist(), sampled.logprobs, strict=True
         )
-        rows = sum(item.rows for item in work if item.rows > 1)
-        self.books.prices.step_ended(rows, began, time.monotonic())
+        if not all(item.request.ended for item in work):  # else nobody has looked for long
+            rows = sum(item.rows for item in work if item.rows > 1)
+            self.books.prices.step_ended(rows, began, time.monotonic())
         for item in work:
             request = item.request
             if item.samples:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tp_engine.adapters import AdapterImage, AdapterRevision, ImageSize
+from tp_engine.admission import EngineLimits
 from tp_engine.memory import AdapterFootprint, Demand
 from tp_engine.tiers import AdapterTiers
 
@@ -23,20 +24,24 @@ class AdapterRoster:
     """
 
     def __init__(
-        self, tiers: AdapterTiers, demand: Demand, *, num_pages: int, descriptor_words: int
+        self,
+        tiers: AdapterTiers,
+        demand: Demand,
+        limits: EngineLimits,
+        beat: Callable[[], None],
     ) -> None:
         """Begin with none.
 
         Args:
             tiers: bring adapters to where they are needed.
             demand: who wants what.
-            num_pages: of the arena.
-            descriptor_words: of the arena's descriptor tensor.
+            limits: sizes that a revision must fit into.
+            beat: called while something is waited for, so that the other ranks hear of rank 0.
         """
         self._tiers = tiers
         self._demand = demand
-        self._num_pages = num_pages
-        self._descriptor_words = descriptor_words
+        self._limits = limits
+        self._beat = beat
         self._adapters: dict[str, AdapterFootprint] = {}
         self._under_way: dict[int, AdapterFootprint] = {}
         self._adopted: list[str] = []
@@ -98,6 +103,7 @@ class AdapterRoster:
         self.begin(name, digest, size, images)
         while not self.adopt_delivered() and digest not in self._adapters:
             time.sleep(POLL_SECONDS)
+            self._beat()
 
     def adopt_delivered(self) -> list[str]:
         """Let requests use the revisions that all hosts have got since the last call; which.
@@ -155,11 +161,12 @@ class AdapterRoster:
         self._adopted.append(adapter.digest)
 
     def _footprint(self, name: str, digest: str, size: ImageSize) -> AdapterFootprint:
-        if size.pages + 1 > self._num_pages or size.words > self._descriptor_words:
+        pages, words = self._limits.num_pages, self._limits.descriptor_words
+        if size.pages + 1 > pages or size.words > words:
             raise ValueError(
                 f"adapter {name} needs {size.pages} pages and {size.words} descriptor words beside "
-                f"one page of keys and values; the arena has {self._num_pages} pages and "
-                f"{self._descriptor_words} words: raise the memory for the arena"
+                f"one page of keys and values; the arena has {pages} pages and {words} words: "
+                "raise the memory for the arena"
             )
         if size.pages > self._tiers.host.num_pages:
             raise ValueError(

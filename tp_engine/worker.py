@@ -53,11 +53,11 @@ class Worker:
         return None
 
     def arrived(self) -> list[int]:
-        """Rank 0: see `Delivery.arrived`."""
+        """See `Delivery.arrived`."""
         return self.delivery.arrived()
 
     def landed(self) -> list[int]:
-        """Rank 0: see `Copies.landed`."""
+        """See `Copies.landed`."""
         return self.copies.landed()
 
     def follow(self, progress: Callable[[], None]) -> PlanKind:
@@ -65,6 +65,10 @@ class Worker:
 
         Args:
             progress: called after every plan; whoever watches this rank measures from there.
+
+        Raises:
+            RuntimeError: what goes on beside the steps failed here; rank 0 only sees a rank that
+                does not answer.
         """
         while True:
             plan = self.channel.receive()
@@ -72,4 +76,6 @@ class Worker:
             if plan.kind in (PlanKind.RETURN, PlanKind.STOP):
                 return plan.kind
             self.run(plan)
+            self.arrived()
+            self.landed()
             progress()

@@ -5,7 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
+from itertools import chain, repeat
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +17,8 @@ from tp_engine.adapters import AdapterImage
 from tp_engine.comm import Comm
 from tp_engine.delivery import Delivery
 from tp_engine.host_pages import HostPages
+from tp_engine.plan import PlanKind, StepPlan
+from tp_engine.worker import Worker
 
 PAGE = 64
 
@@ -55,4 +61,30 @@ def test_what_cannot_be_finished_is_an_error_for_the_loop() -> None:
     delivery.begin(5, 3, [0, 1], [image()])
     with pytest.raises(RuntimeError, match="DELIVERY") as caught:
         wait(delivery)
+    assert str(caught.value.__cause__) == "no gains"
+
+
+def test_a_rank_that_follows_ends_with_what_failed_beside_its_steps() -> None:
+    def finish(sent: AdapterImage) -> AdapterImage:
+        raise ValueError("no gains")
+
+    comm: Any = SimpleNamespace(
+        rank=1,
+        world=2,
+        device=torch.device("cpu"),
+        scatter_background=lambda parts, shape, dtype: torch.zeros(shape, dtype=dtype),
+        gather_background=lambda lane, number: None,
+    )
+    arena = SimpleNamespace(memory=torch.zeros(PAGE, dtype=torch.uint8), descriptors=None)
+    runner: Any = SimpleNamespace(arena=arena, layers=1, ends=None)
+    gains: Any = SimpleNamespace(finish=finish)
+    worker = Worker(comm, runner, HostPages(4, PAGE, pinned=False), gains)
+    plans = chain(
+        [StepPlan(kind=PlanKind.DELIVER, step=0, adapter=np.array([5, 3, 0, 1]))],
+        repeat(StepPlan(kind=PlanKind.HEARTBEAT, step=1), 5_000),
+        [StepPlan(kind=PlanKind.STOP, step=2)],
+    )
+    worker.channel.receive = lambda: next(plans)  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="DELIVERY") as caught:
+        worker.follow(lambda: time.sleep(0.0005))
     assert str(caught.value.__cause__) == "no gains"

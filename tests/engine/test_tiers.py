@@ -16,7 +16,7 @@ from tp_engine.admission import RequestError
 from tp_engine.engine import Engine
 from tp_engine.messages import Failed, Output, Submit
 from tp_engine.params import SamplingParams
-from tp_engine.plan import PlanKind
+from tp_engine.plan import PlanKind, StepPlan
 
 PARAMS = SamplingParams(max_tokens=8, ignore_eos=True)
 PROMPT = [5, 6, 7]
@@ -266,6 +266,27 @@ def test_other_ranks_hear_of_rank_0_while_nothing_can_run(
     assert drive(engine)["a"] == solo("x", PROMPT, PARAMS)
 
 
+def test_other_ranks_hear_of_rank_0_while_a_start_waits_for_a_delivery(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tp_engine.engine.SILENCE_SECONDS", 0.005)
+    engine, worker = make_engine()
+    heard = 0
+
+    def send(plan: StepPlan) -> None:
+        nonlocal heard
+        heard += plan.kind is PlanKind.HEARTBEAT
+        worker.stopped = heard < 3
+
+    engine.worker.channel.send = send  # type: ignore[method-assign]
+    worker.stopped = True
+    timer = threading.Timer(2, setattr, (worker, "stopped", False))
+    timer.start()
+    engine.roster.start("x", "x", ImageSize(2, 8, 4, 0, 200), [image("x")])  # type: ignore[list-item]
+    timer.cancel()
+    assert heard == 3 and "x" in engine.adapters
+
+
 def test_a_revision_that_goes_while_it_is_copied_is_forgotten_when_it_has_landed() -> None:
     engine, worker = make_engine()
     add_adapter(engine, "x")
@@ -278,7 +299,7 @@ def test_a_revision_that_goes_while_it_is_copied_is_forgotten_when_it_has_landed
     worker.stopped = False
     settle(engine)
     engine.roster.adopt_delivered()
-    assert not worker.images and len(engine.residency) == 0
+    assert not worker.images and not engine.residency.residents
     assert engine.pool.free == engine.pool.num_pages
     assert engine.check_integrity() == []
 

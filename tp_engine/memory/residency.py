@@ -79,7 +79,6 @@ class AdapterResidency:
         self._demand = demand
         self._prices = prices
         self._space = DescriptorSpace(descriptor_words)
-        self.descriptor_words = descriptor_words
         self._idle_pages = idle_pages
         self._is_warm = is_warm
         self._residents: dict[int, Resident] = {}
@@ -89,9 +88,6 @@ class AdapterResidency:
         self.evictions = 0
         demand.watch(self.reconsider)
         pool.add_cache(self)
-
-    def __len__(self) -> int:
-        return len(self._residents)
 
     @property
     def residents(self) -> list[Resident]:
