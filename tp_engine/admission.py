@@ -71,11 +71,13 @@ def check_request(
             are larger than the arena.
     """
     _check_tokens(message, limits.vocab_size)
-    length, longest = len(message.prompt), token_limit(message, limits, layout, adapter_pages)
-    if longest > limits.max_model_len or length >= limits.max_model_len:
+    length = len(message.prompt)
+    # Without max_tokens a prompt may fill the context, or more; one token is to be generated.
+    longest = max(token_limit(message, limits, layout, adapter_pages), length + 1)
+    if longest > limits.max_model_len:
         raise RequestError(
             "context_length_exceeded",
-            f"the prompt has {length} tokens and {max(longest - length, 1)} more were asked for; "
+            f"the prompt has {length} tokens and {longest - length} more were asked for; "
             f"the context holds {limits.max_model_len}",
             "max_tokens" if length < limits.max_model_len else "prompt",
         )
@@ -85,7 +87,7 @@ def check_request(
             "context_length_exceeded",
             f"the request needs {pages} pages for {longest} tokens and {adapter_pages} for its "
             f"adapter; the arena has {limits.num_pages}",
-            "max_tokens",
+            "max_tokens" if longest > length + 1 else "prompt",
         )
 
 

@@ -7,6 +7,7 @@ a compilation takes a second, in which no token is made.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -30,7 +31,7 @@ def warm_up(engine: Engine, *, gpu: bool, max_rank: int = 0) -> None:
         max_rank: LoRA rank of the adapters that may come later.
     """
     engine.capture(max_rank)
-    before = dict(engine.counters)
+    before, scheduled = dict(engine.counters), replace(engine.scheduler.counters)
     for count in (*GPU_ROWS, engine.limits.max_num_batched_tokens) if gpu else (1,):
         _run(engine, {"": count})
         for digest in list(engine.adapters)[:1]:
@@ -39,6 +40,7 @@ def warm_up(engine: Engine, *, gpu: bool, max_rank: int = 0) -> None:
                 _run(engine, {"": -(-count // 4), digest: count - -(-count // 4)})
     engine.prefix.clear()
     engine.counters.update(before)
+    engine.scheduler.counters = scheduled
 
 
 def _run(engine: Engine, rows: Mapping[str, int]) -> None:

@@ -121,6 +121,21 @@ def test_a_wholly_cached_prompt_still_computes_its_last_token() -> None:
     assert worker.plans[-1].tokens.size == BLOCK
 
 
+def test_a_request_that_waits_for_pages_does_not_count_as_a_use_of_what_is_cached() -> None:
+    engine, _ = make_engine(pages=8, budget=16)
+    submit(engine, "a", [1] * 8 + [2], params(2))
+    drive(engine)
+    before = dict(engine.prefix._weight)
+    submit(engine, "hog", [9] * 16, params(4))
+    engine.step()
+    submit(engine, "b", [1] * 8 + [3] * 12, params(2))
+    for _ in range(2):
+        engine.step()
+        assert [request.id for request in engine.scheduler.waiting] == ["b"]
+    assert {page: engine.prefix._weight[page] for page in before} == before
+    assert drive(engine)["b"] == solo("", [1] * 8 + [3] * 12, params(2))
+
+
 def test_generated_tokens_can_be_found_again_as_a_prompt() -> None:
     engine, _ = make_engine()
     prompt = prompts(1, BLOCK)[0]
@@ -228,6 +243,11 @@ def test_what_can_never_run_is_refused_and_nothing_else_notices() -> None:
         submit(engine, "ok", [1], params(1))
     with pytest.raises(RequestError, match="5 pages for 20 tokens and 4 for its adapter"):
         submit(engine, "x", [1] * 10, params(10), revision)
+    unlimited = SamplingParams(max_tokens=None)
+    for length in (16, 20):  # that its adapter leaves no page for, though the context would hold it
+        with pytest.raises(RequestError, match="and 4 for its adapter") as error:
+            submit(engine, "x", [1] * length, unlimited, revision)
+        assert error.value.param == "prompt"
     assert drive(engine) == {"ok": solo("", [1, 2], params(5))}
 
 
@@ -275,6 +295,23 @@ def test_a_plan_is_made_while_the_step_before_it_runs_and_surplus_tokens_are_dro
     before = len(worker.plans)
     assert drive(engine)["b"] == solo("", [7, 8], params(4))
     assert len(worker.plans) == before + 4, "max_tokens is known when planning"
+
+
+def test_a_step_that_nobody_looked_for_is_not_taken_for_a_slow_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, _ = make_engine(pages=64, depth=2, budget=200, max_model_len=200)
+    now = 1000.0
+    monkeypatch.setattr("tp_engine.engine.time.monotonic", lambda: now)
+    submit(engine, "a", [1] * 100, params(5))
+    engine.step()
+    engine.abort("a")
+    before = engine.books.prices.kv
+    now += 3600.0
+    submit(engine, "b", [1], params(5))
+    while engine.requests:
+        engine.step()
+    assert engine.books.prices.kv == before
 
 
 def test_heartbeats_and_steps_share_one_numbering() -> None:

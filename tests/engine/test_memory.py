@@ -150,6 +150,17 @@ def test_a_later_block_is_evicted_before_the_one_it_follows() -> None:
     assert books.prefix.match([b"a", b"b"]) == [pages[0]]
 
 
+def test_pages_that_were_only_looked_at_are_worth_no_more() -> None:
+    books = Books(2)
+    pages = books.pool.take(2, PageUse.KV) or []
+    for key, page in zip((b"a", b"b"), pages, strict=True):
+        books.prefix.publish(key, page)
+        books.prefix.give_back([page])
+    for _ in range(5):
+        books.prefix.give_back(books.prefix.match([b"a"]), used=False)
+    assert books.pool.take(1, PageUse.KV) == pages[:1], "the one that was used before the other"
+
+
 def test_the_first_page_of_a_key_stays_the_one() -> None:
     books = Books(2)
     first, second = books.pool.take(2, PageUse.KV) or []

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.engine.fake import FakeWorker, add_adapter, make_engine, solo, submit
 from tp_engine.params import SamplingParams
 from tp_engine.plan import NO_ADAPTER, PlanKind, StepPlan
+from tp_engine.scheduler import SchedulerCounters
 from tp_engine.warm_up import GPU_ROWS, split, warm_up
 
 
@@ -54,6 +55,7 @@ def test_nothing_is_left_behind(gpu: bool) -> None:
     before = dict(engine.counters)
     warm_up(engine, gpu=gpu)
     assert engine.counters == before and not engine.requests
+    assert engine.scheduler.counters == SchedulerCounters()
     assert engine.pool.free == 64 and engine.check_integrity() == []
     params = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
     submit(engine, "r", [1, 2, 3], params)

@@ -80,8 +80,8 @@ class PrefixCache:
             self._owner_of[page] = owner
             self._owned.setdefault(owner, set()).add(page)
 
-    def give_back(self, pages: Sequence[int]) -> None:
-        """Drop one reference each; known pages stay, as used once more.
+    def give_back(self, pages: Sequence[int], *, used: bool = True) -> None:
+        """Drop one reference each; known pages stay, as used once more, or as they were.
 
         A sequence that has a block has all before it, so a block is never worth more than the one
         that it follows; of equal ones the last block goes first.
@@ -93,7 +93,7 @@ class PrefixCache:
             if known:
                 before = self._weight.get(page, UNUSED)
                 if before not in after:
-                    weight = count_use(before, now)
+                    weight = count_use(before, now) if used else before
                     after[before] = weight, (False, log_worth(weight, self._prices.kv, 1))
                 self._weight[page], worth = after[before]
             if not self._pool.drop(page):

@@ -75,11 +75,6 @@ class Request:
         that it may have is never computed."""
         return min(len(self.tokens) + self.pending, self.limit - 1) - self.computed
 
-    @property
-    def max_rank(self) -> int:
-        """Largest LoRA rank of its adapter; 0 for the base."""
-        return 0 if self.adapter is None else self.adapter.max_rank
-
     def block_keys(self, blocks: int, block_tokens: int) -> Sequence[bytes]:
         """Keys of the first ``blocks`` blocks, all of which must be full of known tokens."""
         while len(self.keys) < blocks:

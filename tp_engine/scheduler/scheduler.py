@@ -226,7 +226,7 @@ class Scheduler:
         # The running ones will grow next; taking their last pages would only preempt them.
         reserve = len(self.running)
         if self._pool.available() < missing + reserve or not self._add_pages(request, missing):
-            self._free(request)
+            self._free(request, used=False)  # it will look again and again
             return False
         request.slot = self._free_slots.popleft()
         request.slot_is_new = True
@@ -251,8 +251,8 @@ class Scheduler:
                 self._demand.use(request.adapter.handle)
             request.cached_tokens = cached
 
-    def _free(self, request: Request) -> None:
-        self._prefix.give_back(request.pages)
+    def _free(self, request: Request, *, used: bool = True) -> None:
+        self._prefix.give_back(request.pages, used=used)
         request.pages, request.generations = [], []
         request.computed = request.published = request.pages_told = 0
         if request.resident is not None:
