@@ -195,14 +195,16 @@ class Liveness:
     def _hear(self, peer: socket.socket) -> bool:
         try:
             return bool(peer.recv(4096))
-        except ConnectionError:
+        except BlockingIOError:
+            return True  # there is nothing to hear after all
+        except OSError:  # a network has more ways to break than to reset a connection
             return False
 
     def _beat(self) -> None:
         for peer in self._peers:
             # A full buffer means it does not read: its silence will tell. A closed one is found
             # when reading from it next.
-            with suppress(BlockingIOError, ConnectionError):
+            with suppress(OSError):
                 peer.send(b".")
 
     def _report(self, reason: str) -> None:

@@ -88,6 +88,26 @@ def test_a_rank_that_leaves_is_named() -> None:
     assert reasons == [(0, "rank 2 is gone")]
 
 
+@pytest.mark.parametrize(
+    ("error", "lives"),
+    [
+        (ConnectionResetError(104, "reset"), False),
+        (TimeoutError(110, "timed out"), False),
+        (OSError(113, "No route to host"), False),
+        (BlockingIOError(11, "nothing there"), True),
+    ],
+)
+def test_a_connection_that_breaks_in_whatever_way_is_a_rank_that_is_gone(
+    error: OSError, lives: bool
+) -> None:
+    class Broken:
+        def recv(self, size: int) -> bytes:
+            raise error
+
+    liveness = object.__new__(Liveness)
+    assert liveness._hear(cast("socket.socket", Broken())) == lives
+
+
 def test_a_rank_that_falls_silent_is_named() -> None:
     reasons: list[tuple[int, str]] = []
     with connected(2, 1.0, reasons) as ranks:
