@@ -170,7 +170,18 @@ class TestPaths:
 
     @pytest.mark.parametrize(
         "path",
-        ["../secret", "good/../../secret", "/", "~", "~root", "out", "out/deeper", "loop", ".."],
+        [
+            "../secret",
+            "good/../../secret",
+            "/",
+            "~",
+            "~root",
+            "a/~",
+            "out",
+            "out/deeper",
+            "loop",
+            "..",
+        ],
     )
     def test_nothing_leads_out_of_a_root(self, path: str, tmp_path: Path) -> None:
         root = tmp_path / "root"
@@ -189,3 +200,4 @@ class TestPaths:
         (tmp_path / "alias").symlink_to("good")
         for name in ("good", "alias", "./good"):
             assert resolve_adapter_path(name, tmp_path) == (tmp_path / "good").resolve()
+        assert resolve_adapter_path(".", tmp_path) == tmp_path.resolve()

@@ -62,6 +62,18 @@ EXTRA: dict[str, tuple[str, str]] = {
     ),
     "base_bias": (f"{PREFIX}model.layers.0.self_attn.q_proj.bias", "biases"),
     "modules_to_save": (f"{PREFIX}model.norm.weight", "modules_to_save"),
+    "embedding_elsewhere": (
+        "base_model.model.embed_tokens.lora_embedding_A",
+        f"looked for under {PREFIX}model.embed_tokens and",
+    ),
+    "head_elsewhere": (
+        f"{PREFIX}model.lm_head.lora_A.weight",
+        f"looked for under {PREFIX}model.embed_tokens and {PREFIX}lm_head",
+    ),
+    "rows_elsewhere": (
+        f"{PREFIX}embed_tokens.token_adapter.trainable_tokens_delta",
+        "replaced token rows are looked for under",
+    ),
     "expert": (f"{PREFIX}model.layers.0.mlp.experts.lora_A.weight", "experts"),
     "numbered_expert": (f"{PREFIX}model.layers.0.mlp.experts.3.up_proj.lora_A.weight", "experts"),
     "other_adapter_name": (

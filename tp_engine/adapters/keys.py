@@ -13,11 +13,14 @@ from collections.abc import Iterable, Mapping
 from typing import Final, Literal
 
 from tp_engine.adapters.errors import AdapterError, shown
+from tp_engine.adapters.targets import VOCAB_MODULES
 
 Role = Literal["A", "B", "bias", "magnitude"]
 """Of a tensor in its module."""
 
 PREFIX: Final = "base_model.model."
+_ENDS: Final = " and ".join(f"{PREFIX}{module}" for module in VOCAB_MODULES)
+"""Tensors under these are sorted by `tp_engine.adapters.ends.keys`, and never come here."""
 _ROLES: Final[tuple[tuple[re.Pattern[str], Role], ...]] = (
     (re.compile(r"(?P<module>.+)\.lora_A(\.default)?\.weight"), "A"),
     (re.compile(r"(?P<module>.+)\.lora_B(\.default)?\.weight"), "B"),
@@ -26,13 +29,10 @@ _ROLES: Final[tuple[tuple[re.Pattern[str], Role], ...]] = (
 )
 _SPECIAL: Final = (
     (r"\.lora_A\.(.+\.)?bias$", "biases of lora_A are not supported"),
-    (r"\.lora_embedding_[AB]\b", "LoRA on embeddings is not supported"),
-    (r"\.(token_adapter|trainable_tokens)", "replaced token rows are not supported"),
+    (r"\.lora_embedding_[AB]\b", f"the embedding's tensors are looked for under {_ENDS}"),
+    (r"\.(token_adapter|trainable_tokens)", f"replaced token rows are looked for under {_ENDS}"),
     (r"\.experts\b.*\.lora_[AB]\.", "LoRA on experts is not supported"),
-    (
-        r"\.(lm_head|embed_tokens)\.lora_(magnitude|[AB]\.)",
-        "LoRA on the head or embedding is not supported",
-    ),
+    (r"\.(lm_head|embed_tokens)\.lora_(magnitude|[AB]\.)", f"it is looked for under {_ENDS}"),
 )
 """What is known of tensors of other kinds, tried first."""
 _OTHER: Final = (
@@ -42,7 +42,7 @@ _OTHER: Final = (
     ),
     (r"\.lora_", "this kind of LoRA tensor is not supported"),
     (r"\.bias$", "trained biases of the base are not supported"),
-    (r"\.weight$", "whole replaced modules (modules_to_save) are not supported"),
+    (r"\.weight$", f"whole modules (modules_to_save) are replaced under {_ENDS} alone"),
 )
 """Of tensors whose name is none of the above."""
 

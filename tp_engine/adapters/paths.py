@@ -25,7 +25,7 @@ def resolve_adapter_path(path: str | os.PathLike[str], root: Path | None = None)
         raise AdapterError("path_refused", f"adapter path {shown(text)} is blank or has a NUL")
     if root is not None:
         parts = Path(text).parts
-        if Path(text).is_absolute() or ".." in parts or parts[0].startswith("~"):
+        if Path(text).is_absolute() or any(p == ".." or p.startswith("~") for p in parts):
             reason = f"must be relative to {root}, without '..' and '~'"
             raise AdapterError("path_refused", f"adapter path {shown(text)} {reason}")
     real = _resolve(Path(text) if root is None else root / text)

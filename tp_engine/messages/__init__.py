@@ -193,7 +193,8 @@ class Failed(Message, frozen=True, kw_only=True):
 
     request_id: str
     code: str
-    """``model_not_found``, ``invalid_request``, ``overloaded`` or ``engine_dead``."""
+    """For programs, such as ``model_not_found``, ``invalid_request`` or ``overloaded``;
+    ``engine_dead`` is of all requests."""
     message: str
     param: str | None = None
 

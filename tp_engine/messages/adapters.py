@@ -83,7 +83,8 @@ class PinAdapter(Message, frozen=True, kw_only=True):
 
 
 class DrainAdapter(Message, frozen=True, kw_only=True):
-    """Give a name no new requests. Answered by `AdapterReply` at once; running requests go on."""
+    """Give a name no new requests. Answered by `AdapterReply` when the store knows; requests that
+    are open go on."""
 
     call_id: str
     name: str
@@ -110,7 +111,8 @@ class PreloadAdapter(Message, frozen=True, kw_only=True):
 
 
 class UnloadAdapter(Message, frozen=True, kw_only=True):
-    """Let a name mean nothing. Answered by `AdapterReply` at once; running requests go on."""
+    """Let a name mean nothing. Answered by `AdapterReply` when the store knows; requests that are
+    open go on."""
 
     call_id: str
     name: str
