@@ -50,7 +50,9 @@ def test_what_is_left_out_after_a_restart_is_listed_and_can_go(tmp_path: Path) -
         shown = world.show("x")
         assert (shown.state, shown.revision, shown.pages) == ("failed", "good-3", 0)
         assert "is failed: its files have 68 bytes" in shown.reason and shown.manifest is not None
+        seen = world.loader.left_out
         assert world.load("x", "good-3").code is None
+        assert [*seen] == ["x", "y"], "another thread may be going through it"
         assert world.show("x").state == "ready"
         gone = world.do(UnloadAdapter, name="y")
         assert (gone.code, gone.revision) == (None, "good-3")

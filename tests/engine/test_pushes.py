@@ -19,7 +19,13 @@ from tests.engine.fleet_world import (
     write_adapter,
 )
 from tp_engine.adapters.store import AdapterStore
-from tp_engine.messages import PinAdapter, PreloadAdapter, PushAdapter
+from tp_engine.messages import (
+    AdaptersFlushed,
+    FlushAdapters,
+    PinAdapter,
+    PreloadAdapter,
+    PushAdapter,
+)
 
 
 @pytest.fixture
@@ -210,6 +216,19 @@ def test_a_full_disk_is_shown_and_tried_again(world: World) -> None:
     assert refused.code == "unreadable" and world.registry.resolve("x").digest == "good-4"
     world.loader.full = False
     assert world.flush().written == ["x"] and not world.show("x").dirty
+
+
+def test_a_name_that_is_pushed_to_while_it_is_flushed_is_not_called_written(world: World) -> None:
+    world.push("x", "good-4")
+    world.loader.gate.clear()
+    world.begin(FlushAdapters)
+    world.begin(PushAdapter, name="x", directory=str(world.spool("good-5")))
+    world.loader.gate.set()
+    world.reader_idle()
+    answers = world.fleet.turn()
+    (flushed,) = [each for each in answers if isinstance(each, AdaptersFlushed)]
+    assert (flushed.written, flushed.failed) == ([], {})
+    assert world.show("x").dirty and world.flush().written == ["x"]
 
 
 def test_a_stop_writes_everything(world: World) -> None:

@@ -159,6 +159,6 @@ class Dirty:
         failed = {name: error for name, error in left.items() if error}
         return AdaptersFlushed(
             call_id=call.call_id,
-            written=[name for name in names if name not in failed],
+            written=[name for name in names if name not in left],  # nor pushed to meanwhile
             failed=failed,
         )

@@ -44,14 +44,14 @@ class Keeper:
     def record(self, name: str, digest: str) -> LetGo:
         """Make it last that a name means a revision."""
         let_go = [] if self._store is None else self._store.promote(name, digest)
-        self.left_out.pop(name, None)
+        self._take_in(name)
         return let_go
 
     def roll_back(self, name: str, digest: str) -> LetGo:
         """Make it last that a name means what it meant before its last move, this revision."""
         moved = self._need_store().roll_back(name)
         assert moved.digest == digest
-        self.left_out.pop(name, None)
+        self._take_in(name)
         return []
 
     def write_back(self, name: str, digest: str) -> LetGo:
@@ -66,7 +66,7 @@ class Keeper:
             store.add(directory, self.read, source=PUSHED)
         let_go = store.promote(name, digest, pushed=True)
         self._pushed.drop(digest)
-        self.left_out.pop(name, None)
+        self._take_in(name)
         return let_go
 
     def erase(self, name: str) -> LetGo:
@@ -74,7 +74,7 @@ class Keeper:
         if self._store is None or not self._store.knows(name):
             return []
         let_go = self._store.unname(name)
-        self.left_out.pop(name, None)
+        self._take_in(name)
         return let_go
 
     def discard(self, digest: str) -> None:
@@ -112,6 +112,10 @@ class Keeper:
         if self._store is not None and self._store.knows(name):
             self._store.hold(name, held)
         return []
+
+    def _take_in(self, name: str) -> None:
+        """A name is left out no more. The loop may be looking: what it sees never changes."""
+        self.left_out = {each: left for each, left in self.left_out.items() if each != name}
 
     def _need_store(self) -> AdapterStore:
         if self._store is None:
