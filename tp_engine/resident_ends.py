@@ -35,7 +35,7 @@ class ResidentEnds:
         self._by_descriptor: dict[int, dict[int, TokenRows]] = {}
 
     def publish(self, descriptor: int, record: Tensor, on_host: Tensor, memory: Tensor) -> None:
-        """Know what an adapter changes; what stood under its descriptor number before is forgotten.
+        """Know what an adapter changes; whatever began in its record's words before is forgotten.
 
         Any thread may call it, for a number that no step uses as yet.
 
@@ -49,10 +49,11 @@ class ResidentEnds:
         changes = {
             end: self._token_rows(places, packed[end], memory) for end, places in placed.items()
         }
+        words = range(descriptor, descriptor + record.numel())
+        for gone in [each for each in self._by_descriptor if each in words]:
+            del self._by_descriptor[gone]
         if changes:
             self._by_descriptor[descriptor] = changes
-        else:
-            self._by_descriptor.pop(descriptor, None)
 
     def changes(self, descriptor: int) -> Mapping[int, TokenRows]:
         """What the adapter of a record changes, by end."""

@@ -211,8 +211,10 @@ def test_what_stood_under_a_number_before_is_forgotten() -> None:
     _, resident = arena_with([image], 4096, 1, sizes_of(what.dims, cuts[0], 4096))
     step = (np.array([0]), np.array([0, 1]), np.array([0]))
     assert resident.of_step(*step) is not None
+    resident.publish(5, image.record, image.record, image.pages)
     resident.publish(0, other.record, other.record, other.pages)
     assert resident.of_step(*step) is None
+    assert resident.changes(5) == {}, "its words were written over"
 
 
 def test_a_value_too_large_for_the_dtype_is_refused() -> None:

@@ -138,7 +138,7 @@ def test_an_aborted_request_leaves_the_queue_at_once_and_nothing_behind() -> Non
     for name in ("x", "y"):
         ask(engine, name, name)
         engine.abort(name)
-    assert engine.scheduler.num_parked == 0 and not engine.requests
+    assert engine.scheduler.parked == {} and not engine.requests
     store.gate.set()
     settle(engine)
     assert store.reads == ["x"], "what is not wanted any more is not read"

@@ -102,6 +102,8 @@ class Scheduler:
             self._free(request)
         elif request in (parked := self._parked_with(request)):
             parked.remove(request)
+            if not parked and request.adapter is not None:  # nobody may ask for it any more
+                del self.parked[request.adapter.handle]
         else:
             self.waiting.remove(request)
 
