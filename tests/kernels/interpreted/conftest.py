@@ -1,7 +1,7 @@
 """Triton kernels run as NumPy on CPU tensors.
 
 Triton reads TRITON_INTERPRET when a kernel is defined, so these files are collected only in a
-process that was started with it; `tests/kernels/test_interpreted.py` starts one for each file.
+process that was started with it; `tests/kernels/test_beside.py` starts one for each file.
 """
 
 import os
