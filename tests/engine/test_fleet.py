@@ -177,6 +177,27 @@ def test_a_move_without_a_store_is_refused(forgetful: World) -> None:
     assert forgetful.registry.resolve("x").digest == "good-2"
 
 
+def test_a_revision_is_named_by_its_first_digits_among_those_of_its_name(world: World) -> None:
+    first, second, others = "0123456789abc-2", "0123456789abd-2", "abcdef0123456-2"
+    for name, adapter in (("x", first), ("x", second), ("y", others)):
+        write_adapter(world.root / adapter, adapter)
+        world.load(name, adapter, in_place=True)
+    assert world.move("x", None).revision == first
+    assert world.move("x", second[:13]).revision == second, "it was rolled back"
+    assert world.move("x", first[:13]).revision == first
+    for text, code, reason in (
+        (first[:12], "ambiguous_revision", f"may be each of {first}, {second}"),
+        (first[:11], "unknown_revision", "must be a digest or at least its first 12 digits"),
+        ("", "unknown_revision", "at least its first 12 digits"),
+        (others[:13], "unknown_revision", "adapter 'x' has had none that begins so"),
+        ("%" * 12, "unknown_revision", "is not in the store"),
+    ):
+        refused = world.move("x", text)
+        assert (refused.code, reason in refused.message) == (code, True), refused.message
+    assert world.registry.resolve("x").digest == first
+    assert world.move("x", others).revision == others, "by its whole digest, whosever it was"
+
+
 def test_the_list_tells_what_is_resident_and_in_use(world: World) -> None:
     for name, path in (("b", "good-2"), ("a", "good-3"), ("c", "good-2")):
         world.load(name, path)

@@ -54,8 +54,9 @@ class Loader(Protocol):
         """Keep, read, check, cut and pack an adapter; ``source`` is where it was fetched from."""
         ...
 
-    def load_kept(self, name: str, digest: str | None) -> Loaded:
-        """Read and pack a revision of the store; None: the one before a name's last move."""
+    def load_kept(self, name: str, revision: str | None) -> Loaded:
+        """Read and pack a revision of the store, named by its digest or, of the name's own, the
+        first digits of that; None: the one before the name's last move."""
         ...
 
     def load_pushed(self, directory: Path) -> Loaded:

@@ -6,15 +6,20 @@ import logging
 import shutil
 from collections import Counter
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from tp_engine.adapters import AdapterRevision
+from tp_engine.adapters.errors import shown
 from tp_engine.adapters.store import AdapterStore, StoreError
 from tp_engine.fleet.errands import Kept, LeftOut, LetGo
 from tp_engine.fleet.pushed import PUSHED, PushedFiles
 
 log = logging.getLogger(__name__)
+
+FIRST_DIGITS: Final = 12
+"""Of a revision, the fewest that stand for it."""
 
 
 class Keeper:
@@ -100,6 +105,28 @@ class Keeper:
             base, manifest = found.base_digest, msgspec.to_builtins(found) if whole else None
         history = [move.digest for move in self._store.moves(name)]
         return Kept(history=history, on_disk=on_disk, base=base, manifest=manifest)
+
+    def find_revision(self, name: str, text: str) -> str:
+        """The digest of a revision: ``text`` itself, or what a name has meant and begins so.
+
+        Raises:
+            StoreError: there is no store; ``unknown_revision`` or ``ambiguous_revision``.
+        """
+        store = self._need_store()
+        if store.has(text):
+            return text
+        if len(text) < FIRST_DIGITS:
+            reason = f"must be a digest or at least its first {FIRST_DIGITS} digits"
+            raise StoreError("unknown_revision", f"revision {shown(text)} {reason}")
+        past = {move.digest for move in store.moves(name, undone=True)}
+        found = sorted(digest for digest in past if digest.startswith(text))
+        if not found:
+            reason = f"is not in the store, and adapter {shown(name)} has had none that begins so"
+            raise StoreError("unknown_revision", f"revision {shown(text)} {reason}")
+        if len(found) > 1:
+            reason = f"may be each of {', '.join(found)}: more digits are needed"
+            raise StoreError("ambiguous_revision", f"revision {shown(text)} {reason}")
+        return found[0]
 
     def pin(self, name: str, pinned: bool) -> LetGo:
         """Make it last that a name is pinned, or not."""

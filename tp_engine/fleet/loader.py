@@ -65,14 +65,17 @@ class AdapterLoader(Keeper):
         self._pushed.drop(revision.digest)
         return self._packed(revision)
 
-    def load_kept(self, name: str, digest: str | None) -> Loaded:
+    def load_kept(self, name: str, revision: str | None) -> Loaded:
         """Read and pack a revision of the store; None: the one before a name's last move.
 
         Raises:
             StoreError: there is no store, no such name or revision, or its files are damaged.
         """
-        store = self._need_store()
-        return self._packed(self.read_kept(digest or store.earlier(name)))
+        if revision is None:
+            digest = self._need_store().earlier(name)
+        else:
+            digest = self.find_revision(name, revision)
+        return self._packed(self.read_kept(digest))
 
     def fetch(self, digest: str) -> list[AdapterImage]:
         """Read and pack a revision again that was read before.

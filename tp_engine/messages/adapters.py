@@ -35,7 +35,8 @@ class MoveAdapter(Message, frozen=True, kw_only=True):
     call_id: str
     name: str
     revision: str | None
-    """SHA-256 of the revision, in hex; None: what the name meant before its last move."""
+    """SHA-256 of the revision, in hex, or 12 or more first digits of one that the name has meant;
+    None: what it meant before its last move."""
 
 
 class ListAdapters(Message, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 StoreErrorCode = Literal[
     "unknown_name",
     "unknown_revision",
+    "ambiguous_revision",
     "not_ready",
     "in_use",
     "nothing_before",

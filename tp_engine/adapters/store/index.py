@@ -232,13 +232,13 @@ class StoreIndex:
             ).fetchone()
         return bool(row[0])
 
-    def moves(self, name: str) -> list[Move]:
-        """A name's moves that were not undone, the last one first."""
+    def moves(self, name: str, *, undone: bool = False) -> list[Move]:
+        """A name's moves, the last one first; ``undone``: also those that were rolled back."""
         with self._connection() as db:
             rows = db.execute(
-                "SELECT digest, at, pushed FROM moves WHERE name = ? AND NOT undone "
+                "SELECT digest, at, pushed FROM moves WHERE name = ? AND undone <= ? "
                 "ORDER BY id DESC",
-                (name,),
+                (name, int(undone)),
             ).fetchall()
         return [Move(digest=digest, at=at, pushed=bool(pushed)) for digest, at, pushed in rows]
 

@@ -262,9 +262,9 @@ class AdapterStore:
         """Names in their order, those past ``after``; a negative limit: all."""
         return self._index.aliases(after, limit)
 
-    def moves(self, name: str) -> list[Move]:
-        """A name's moves that were not rolled back, the last one first."""
-        return self._index.moves(name)
+    def moves(self, name: str, *, undone: bool = False) -> list[Move]:
+        """A name's moves, the last one first; ``undone``: also those that were rolled back."""
+        return self._index.moves(name, undone=undone)
 
     # -----------------------------------------------------------------------------------------
 
