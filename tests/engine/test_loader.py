@@ -121,3 +121,17 @@ def test_a_revision_whose_files_changed_is_not_fetched(tmp_path: Path) -> None:
     assert error.value.code == "damaged"
     assert len(loader.fetch(other)) == 1
     store.close()
+
+
+def test_a_name_that_the_base_has_now_is_left_out_of_a_start(tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path / "base", "llama")
+    loader, store = loader_for("digest", model, tmp_path / "store")
+    revision, _ = loader.load(make_peft_adapter(tmp_path / "adapter", model))
+    for name in ("x", "x:y", "z"):
+        loader.record(name, revision.digest)
+    registry = AdapterRegistry(["x"])
+    StartingAdapters(loader, 10).restore(registry)
+    store.close()
+    assert [*registry.adapters] == ["z"]
+    reasons = {name: each.reason for name, each in loader.left_out.items()}
+    assert [*reasons] == ["x", "x:y"] and "is a name of the base model" in reasons["x"]

@@ -17,6 +17,7 @@ from tp_engine.adapters import (
     RevisionCard,
 )
 from tp_engine.adapters.errors import shown
+from tp_engine.adapters.names import check_name
 from tp_engine.adapters.store import AdapterStore, Alias, StoreError
 from tp_engine.engine import Engine
 from tp_engine.fleet.errands import LeftOut
@@ -71,6 +72,7 @@ class StartingAdapters:
                 log.warning(text, shown(alias.name))
                 continue
             try:
+                check_name(alias.name, registry.base_names)  # the base may have a new name
                 revision = self._restored(store, alias, sizes.get(alias.digest))
             except (AdapterError, StoreError) as error:
                 log.error("adapter %s of the store is left out: %s", shown(alias.name), error)
