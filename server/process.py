@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import Final
 
 from server.settings import FrontEndSettings
+
+_ROOT: Final = Path(__file__).resolve().parents[1]
+"""Where our packages are."""
 
 
 def start_front_end(settings: FrontEndSettings) -> subprocess.Popen[bytes]:
@@ -14,9 +20,14 @@ def start_front_end(settings: FrontEndSettings) -> subprocess.Popen[bytes]:
     It logs to this process's standard error. It exits with 0 after a drain, and with 1 on a
     setting that does not work (the port is taken, no tokenizer) or when the engine is lost.
     """
+    # The packages of this very checkout, whatever the working directory has by the same names.
+    path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
     # Its own process group: a terminal's Ctrl-C is for rank 0 alone, which then decides.
     process = subprocess.Popen(
-        [sys.executable, "-m", "server.main"], stdin=subprocess.PIPE, process_group=0
+        [sys.executable, "-P", "-m", "server.main"],
+        stdin=subprocess.PIPE,
+        process_group=0,
+        env=os.environ | {"PYTHONPATH": path},
     )
     assert process.stdin is not None
     with process.stdin:
