@@ -27,7 +27,7 @@ from tp_engine.messages import MoveAdapter, UnloadAdapter
 router = APIRouter(prefix="/admin/adapters")
 
 
-class RegisterFields(msgspec.Struct, frozen=True, kw_only=True):
+class RegisterFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of a registration."""
 
     name: str
@@ -39,7 +39,7 @@ class RegisterFields(msgspec.Struct, frozen=True, kw_only=True):
     """That the files must have, in hex, by name."""
 
 
-class PromoteFields(msgspec.Struct, frozen=True, kw_only=True):
+class PromoteFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of a promotion."""
 
     revision: str

@@ -41,7 +41,7 @@ PRELOAD_SECONDS = 1.0
 """Until a preload is answered with an operation to watch."""
 
 
-class DrainFields(msgspec.Struct, frozen=True, kw_only=True):
+class DrainFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of a drain."""
 
     seconds: float = 60.0
@@ -50,7 +50,7 @@ class DrainFields(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the adapter goes when they have ended."""
 
 
-class PreloadFields(msgspec.Struct, frozen=True, kw_only=True):
+class PreloadFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of a preload."""
 
     tier: Literal["arena", "host"] = "arena"

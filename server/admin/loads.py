@@ -75,7 +75,10 @@ class Loads:
             text = f"adapter name {name!r}: it is a name of the base model"
             raise InvalidRequest(text, param="name", code="name_refused")
         if name in served and not in_place:
-            text = f"adapter {name!r} is loaded; replace it by saying so"
+            text = (
+                f"adapter {name!r} is loaded; replace=true replaces it (load_inplace=true in the "
+                "body of /v1/load_lora_adapter)"
+            )
             raise InvalidRequest(text, param="name", code="adapter_exists")
         self.operations.check_free(name)
 

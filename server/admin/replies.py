@@ -21,6 +21,10 @@ from tp_engine.messages import AdapterReply, LoadAdapter, MoveAdapter, NameCall,
 MAX_PAGE = 1000
 """Most entries of a page."""
 
+_REVISION_CODES = frozenset(
+    {"unknown_revision", "ambiguous_revision", "not_ready", "nothing_before", "no_store"}
+)
+
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What was done."""
@@ -92,16 +96,16 @@ def page_limit(request: Request) -> int:
 def refusal(code: str, message: str) -> ApiError:
     """The error for what the engine or a source refuses, by its ``code``."""
     if code in ("adapter_not_found", "unknown_name"):
-        return UnknownModel(message, param="lora_name", code="adapter_not_found")
-    if code in ("unknown_revision", "not_ready", "nothing_before", "no_store"):
+        return UnknownModel(message, param="name", code="adapter_not_found")
+    if code in _REVISION_CODES:
         return InvalidRequest(message, param="revision", code=code)
     if code == "adapter_loading":
-        return Conflict(message, param="lora_name", code=code)
+        return Conflict(message, param="name", code=code)
     if code in ("shutting_down", "no_room"):
         return Unavailable(message, code=code)
     if code == "store_failed":
         return ApiError(message, code=code)
     if code == "source_failed":
         return SourceFailed(message)
-    param = "lora_name" if code in ("name_refused", "adapter_exists") else "lora_path"
+    param = "name" if code in ("name_refused", "adapter_exists") else "source"
     return InvalidRequest(message, param=param, code=code)

@@ -34,7 +34,10 @@ _receiving = asyncio.Semaphore(MAX_UPLOADS)
 async def upload(request: Request, name: str) -> Response:
     """Receive an adapter and begin to load it; answers with the operation to watch."""
     loads = services_of(request).loads
-    in_place = request.query_params.get("replace", "false").lower() == "true"
+    replace = request.query_params.get("replace", "false")
+    if replace not in ("true", "false"):
+        raise InvalidRequest(f"replace={replace!r} must be true or false", param="replace")
+    in_place = replace == "true"
     loads.check_name(name, in_place=in_place)
     claim = await receive(request)
     try:

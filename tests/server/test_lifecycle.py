@@ -68,6 +68,23 @@ async def test_a_drain_has_a_deadline(seconds: float, operator: httpx.AsyncClien
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "seconds")
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/x/drain", {"removed": True}),
+        ("/x/preload", {"level": "host"}),
+        ("/x/promote", {"revision": "f" * 64, "force": True}),
+        ("", {"name": "x", "source": "/x", "load_inplace": True}),
+    ],
+)
+async def test_a_field_that_is_not_known_is_refused_by_name(
+    path: str, body: dict[str, Any], operator: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    answer = await operator.post(f"/admin/adapters{path}", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, [*body][-1])
+    assert not engine.calls
+
+
 async def test_a_flush_tells_what_was_written_and_fails_when_something_was_not(
     operator: httpx.AsyncClient, engine: FakeEngine
 ) -> None:

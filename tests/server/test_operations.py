@@ -184,6 +184,13 @@ async def test_vllm_clients_wait_for_a_remote_adapter(
     body["lora_path"] = f"{web.url}/team/nothing"
     answer = await api.post("/v1/load_lora_adapter", json=body)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "source_missing")
+    assert answer.json()["error"]["param"] == "lora_path"
+    engine.answer = lambda call: AdapterReply(
+        call_id=call.call_id, code="adapter_not_found", message="no x"
+    )
+    for path, param in (("/v1/unload_lora_adapter", "lora_name"), ("/admin/flush", "name")):
+        answer = await api.post(path, json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (404, param)
 
 
 async def test_what_the_engine_refuses_has_failed(
@@ -197,7 +204,7 @@ async def test_what_the_engine_refuses_has_failed(
     assert done["error"] == {
         "message": "tensor 'a' has 1 NaN",
         "type": "invalid_request_error",
-        "param": "lora_path",
+        "param": "source",
         "code": "not_finite",
     }
     assert claims(tmp_path) == []
@@ -242,9 +249,11 @@ async def test_a_slow_or_dead_source_holds_up_no_other(
 async def test_one_operation_a_name(api: httpx.AsyncClient, engine: FakeEngine, web: Web) -> None:
     engine.gate.clear()
     begun = await register(api, "x", "/srv/x")
-    for path in ("/admin/adapters", "/v1/load_lora_adapter"):
-        source = f"{web.url}/team/x"
-        body = {"name": "x", "source": source, "lora_name": "x", "lora_path": source}
+    source = f"{web.url}/team/x"
+    for path, body in (
+        ("/admin/adapters", {"name": "x", "source": source}),
+        ("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": source}),
+    ):
         answer = await api.post(path, json=body)
         assert (answer.status_code, answer.json()["error"]["code"]) == (409, "adapter_loading")
     engine.gate.set()

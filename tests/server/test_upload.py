@@ -180,6 +180,15 @@ async def test_a_loaded_or_busy_name_is_refused_before_the_body(
     await until(operator, begun.json(), "ready")
 
 
+async def test_replace_is_true_or_false_and_nothing_else(
+    operator: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    address = "/admin/adapters/team/sql-lora/upload"
+    answer = await operator.post(address, params={"replace": "yes"}, files=parts(BOTH))
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "replace"
+    assert not engine.calls
+
+
 async def test_a_bounded_number_is_received_at_a_time(
     operator: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
