@@ -117,19 +117,23 @@ class EngineClient:
             Unavailable: it has not started, is draining, or too many requests are open.
             InvalidRequest: the group alone is more than may be open.
         """
-        self.require_serving()
-        if len(submits) > self._max_open:
-            raise InvalidRequest(
-                f"the request asks for {len(submits)} outputs: at most {self._max_open}", param="n"
-            )
-        if len(self._batches) + len(submits) > self._max_open:
-            raise Unavailable(f"too many open requests: the limit is {self._max_open}")
+        self.check_room(len(submits))
         batch = Batch([submit.request_id for submit in submits], self._closed)
         for submit in submits:
             assert submit.request_id not in self._batches, submit.request_id
             self._batches[submit.request_id] = batch
         self._send(*submits)
         return batch
+
+    def check_room(self, count: int) -> None:
+        """Raise as `submit` does of so many requests."""
+        self.require_serving()
+        if count > self._max_open:
+            raise InvalidRequest(
+                f"the request asks for {count} outputs: at most {self._max_open}", param="n"
+            )
+        if len(self._batches) + count > self._max_open:
+            raise Unavailable(f"too many open requests: the limit is {self._max_open}")
 
     async def call(self, message: AdapterCall, *, patient: bool = False) -> AdapterAnswer:
         """Have something done about adapters, and wait for what becomes of it.

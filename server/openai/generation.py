@@ -74,6 +74,7 @@ class Generation:
     def __init__(
         self, job: Job, client: EngineClient, tokenizer: Tokenizer, metrics: HttpMetrics
     ) -> None:
+        client.check_room(len(job.prompts) * job.n)  # before anything is made for each of them
         self.job = job
         submits = job.submits()
         self._texts = [

@@ -9,6 +9,7 @@ import pytest
 from fastapi import FastAPI
 
 from server.errors import failure
+from server.openai.generation import Job
 from tests.server.conftest import Api
 from tests.server.fake_engine import FakeEngine
 from tests.server.sse import error
@@ -192,6 +193,17 @@ async def test_unknown_model_is_a_404(api: Api) -> None:
     ):
         found = error(response, 404)
         assert (found["code"], found["param"]) == ("model_not_found", "model")
+
+
+async def test_more_outputs_than_may_be_open_are_refused_before_they_are_made(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(job: Job) -> None:
+        raise AssertionError(f"{job.n} outputs of each prompt are made")
+
+    monkeypatch.setattr(Job, "submits", made)
+    found = error(await api.complete(prompt=[[5]] * 1024, n=128), 400)
+    assert found["param"] == "n" and "at most 4096" in found["message"]
 
 
 async def test_full_queue_is_a_503_worth_a_retry(api: Api) -> None:
