@@ -29,8 +29,11 @@ class ApiKeys:
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
 
     @classmethod
-    def from_file(cls, path: Path) -> ApiKeys:
+    def from_file(cls, path: Path, option: str = "api_key_file") -> ApiKeys:
         """Read one key a line; blank lines and those that begin with ``#`` are skipped.
+
+        Args:
+            option: that names the file, for errors.
 
         Raises:
             ValueError: the file cannot be read or holds no key.
@@ -38,10 +41,10 @@ class ApiKeys:
         try:
             lines = [line.strip() for line in path.read_text("utf-8").splitlines()]
         except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"api_key_file={str(path)!r} cannot be read: {error}") from error
+            raise ValueError(f"{option}={str(path)!r} cannot be read: {error}") from error
         keys = [line for line in lines if line and not line.startswith("#")]
         if not keys:
-            raise ValueError(f"api_key_file={str(path)!r} holds no key")
+            raise ValueError(f"{option}={str(path)!r} holds no key")
         return cls(keys)
 
     def accepts(self, key: bytes) -> bool:

@@ -50,8 +50,8 @@ def run_front_end(settings: FrontEndSettings) -> int:
             Path(settings.model_directory), chat_template=_chat_template(settings)
         )
         config = ServerConfig(
-            api_keys=_keys(settings.api_key_file),
-            admin_keys=_keys(settings.admin_key_file),
+            api_keys=_keys(settings.api_key_file, "api_key_file"),
+            admin_keys=_keys(settings.admin_key_file, "admin_key_file"),
             max_body_bytes=settings.max_body_bytes,
             adapter_store=None if settings.adapter_store is None else Path(settings.adapter_store),
             adapter_sources=AllowedSources(settings.adapter_sources),
@@ -150,8 +150,8 @@ def _listen(host: str, port: int) -> socket.socket:
         raise ValueError(f"cannot listen on host={host!r} port={port}: {error}") from error
 
 
-def _keys(file: str | None) -> ApiKeys | None:
-    return None if file is None else ApiKeys.from_file(Path(file))
+def _keys(file: str | None, option: str) -> ApiKeys | None:
+    return None if file is None else ApiKeys.from_file(Path(file), option)
 
 
 def _chat_template(settings: FrontEndSettings) -> str | None:
@@ -161,7 +161,7 @@ def _chat_template(settings: FrontEndSettings) -> str | None:
         return Path(settings.chat_template_file).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(
-            f"chat_template_file={settings.chat_template_file!r} cannot be read: {error}"
+            f"chat_template={settings.chat_template_file!r} cannot be read: {error}"
         ) from error
 
 

@@ -105,6 +105,20 @@ async def test_process_serves_ignores_stop_signals_drains_and_leaves(
         assert await exit_code(process) == 0
 
 
+async def test_what_lies_in_the_working_directory_is_not_imported(
+    settings: FrontEndSettings,
+    engine: FakeEngine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("server", "tp_engine", "msgspec"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(9)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    async with running(settings), client_of(settings) as http:
+        await healthy(http)
+
+
 async def test_process_ends_with_its_parent(settings: FrontEndSettings, engine: FakeEngine) -> None:
     engine.delay = 0.02
     # A parent between this process and the front end, which can be killed.
@@ -184,14 +198,22 @@ async def test_a_taken_port_is_a_clear_error(
     assert "Traceback" not in message
 
 
-async def test_a_missing_template_is_a_clear_error(
-    settings: FrontEndSettings, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("field", "option"),
+    [
+        ("chat_template_file", "chat_template"),
+        ("api_key_file", "api_key_file"),
+        ("admin_key_file", "admin_key_file"),
+    ],
+)
+async def test_a_missing_file_is_a_clear_error(
+    field: str, option: str, settings: FrontEndSettings, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    wrong = dataclasses.replace(settings, chat_template_file="/no/such")
+    wrong = dataclasses.replace(settings, **{field: "/no/such"})
     async with running(wrong) as process:
         assert await exit_code(process) == 1
     message = capfd.readouterr().err
-    assert "/no/such" in message and "Traceback" not in message
+    assert f" {option}='/no/such'" in message and "Traceback" not in message
 
 
 @pytest.mark.parametrize(
