@@ -11,6 +11,7 @@ from launch.preflight.ranks import (
     ensure_torchrun_environment,
 )
 from launch.preflight.sources import check_sources
+from launch.preflight.store import claim_store
 from tp_engine.host_memory import free_host_bytes
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "check_model_directory",
     "check_port",
     "check_sources",
+    "claim_store",
     "count_gpus",
     "ensure_torchrun_environment",
     "estimate_memory",

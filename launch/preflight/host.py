@@ -58,6 +58,11 @@ def start_warnings(config: ServeConfig, *, torchrun: bool) -> tuple[str, ...]:
             f"listening on {config.host} without --api-key-file: anyone who reaches this port "
             f"can use every adapter"
         )
+    if config.admin_key_file is None and (config.adapter_root or config.adapter_source):
+        warnings.append(
+            "without --admin-key-file no adapter can come while serving: --adapter-root and "
+            "--adapter-source have no effect"
+        )
     drain = config.engine.drain_timeout
     if torchrun and drain >= TORCHRUN_PATIENCE:
         warnings.append(

@@ -8,7 +8,7 @@ import os
 import subprocess
 import threading
 import time
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from launch.preflight import (
     check_model_directory,
     check_port,
     check_sources,
+    claim_store,
     start_warnings,
 )
 from launch.serving.ending import (
@@ -75,6 +76,11 @@ class Lead:
             ValueError: the start failed; says what to do.
             RuntimeError: the service was lost.
         """
+        store = self._config.adapter_store
+        with nullcontext() if store is None else claim_store(Path(store)):
+            self._run()
+
+    def _run(self) -> None:
         try:
             self._start_front_end()
             self._serve()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from launch.preflight import claim_store
 from tests.e2e.conftest import ADAPTERS
 from tests.e2e.service import HOST, ROOT, SCRIPT, Server, wait_until
 from tests.helpers.tiny_models import make_checkpoint
@@ -55,6 +56,13 @@ def test_a_taken_port_is_refused(ranks: int | None, model: Path, tmp_path: Path)
 def test_a_path_without_a_model_is_refused(tmp_path: Path) -> None:
     with Server(tmp_path, tmp_path / "nothing", ranks=None) as server:
         check_refused(server, str(tmp_path / "nothing"))
+
+
+def test_a_store_that_another_server_uses_is_refused(model: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with claim_store(store), Server(tmp_path, model, f"--adapter-store={store}") as server:
+        check_refused(server, f"--adapter-store {store} is in use by another server")
+    assert [path.name for path in store.iterdir()] == ["lock"], "the other one's is left alone"
 
 
 def test_a_wrong_option_is_refused_by_one_rank_alone(model: Path, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from launch.preflight import (
     check_model_directory,
     check_port,
     check_sources,
+    claim_store,
     count_gpus,
     ensure_torchrun_environment,
     estimate_memory,
@@ -83,6 +84,13 @@ def test_listening_wider_than_loopback_without_a_key_is_warned_of(
     texts = start_warnings(config, torchrun=True)
     assert bool(texts) == warned
     assert all(host in text and "--api-key-file" in text for text in texts)
+
+
+def test_sources_that_nobody_may_use_are_warned_of() -> None:
+    config = ServeConfig(engine=EngineConfig(model="m"), adapter_root=("adapters",))
+    (text,) = start_warnings(config, torchrun=True)
+    assert "without --admin-key-file" in text and "--adapter-root" in text
+    assert start_warnings(dataclasses.replace(config, admin_key_file="keys"), torchrun=True) == ()
 
 
 def test_draining_longer_than_torchrun_waits_is_warned_of() -> None:
@@ -376,3 +384,22 @@ def test_sources_that_cannot_be_fetched_from_are_refused_at_the_start(
     config = EngineConfig(model="m")
     check_sources(ServeConfig(engine=config, adapter_source=others, adapter_store="store"))
     check_sources(ServeConfig(engine=config))
+
+
+def test_a_store_has_one_server_at_a_time(tmp_path: Path) -> None:
+    store = tmp_path / "not" / "there"
+    with claim_store(store), pytest.raises(PreflightError, match="in use by another server"):
+        claim_store(store)
+    code = f"""
+import os, signal
+from pathlib import Path
+from launch.preflight import claim_store
+claim = claim_store(Path({str(store)!r}))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    killed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=120)
+    assert killed.returncode < 0
+    claim_store(store).close()
+    (tmp_path / "file").touch()
+    with pytest.raises(PreflightError, match=r"--adapter-store .*file can't be used"):
+        claim_store(tmp_path / "file")
