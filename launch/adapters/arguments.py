@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,15 +63,23 @@ def make_parser() -> argparse.ArgumentParser:
         "usage, 3 no server.",
     )
     url = os.environ.get(URL_VARIABLE, DEFAULT_URL)
-    parser.add_argument("--url", default=url, help=f"server ({URL_VARIABLE}; now {url})")
-    parser.add_argument("--key-file", metavar="FILE", help="file of operators' keys, one a line")
-    parser.add_argument("--json", action="store_true", help="print what the server answers")
+    parser.set_defaults(url=url, key_file=None, json=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_looking(commands)
     _add_loading(commands)
     _add_names(commands)
     _add_operations(commands)
+    for each in dict.fromkeys((parser, *commands.choices.values())):
+        _add_common(each, url)
     return parser
+
+
+def _add_common(parser: argparse.ArgumentParser, url: str) -> None:
+    """What may stand before the command or behind it: what is not given is left to the other."""
+    add = partial(parser.add_argument, default=argparse.SUPPRESS)
+    add("--url", help=f"server ({URL_VARIABLE}; now {url})")
+    add("--key-file", metavar="FILE", help="file of operators' keys, one a line")
+    add("--json", action="store_true", help="print what the server answers")
 
 
 def _add_looking(commands: Any) -> None:
