@@ -1,7 +1,7 @@
 """Configuration of the engine: one frozen dataclass, checked when it is made.
 
 The command line, the environment and the configuration file are all derived from these fields
-(see ``launch/options.py``); the docstring under a field is its help text. Nothing here imports
+(see ``launch/options/``); the docstring under a field is its help text. Nothing here imports
 torch, so that ``--help`` answers at once.
 """
 
