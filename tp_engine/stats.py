@@ -24,8 +24,8 @@ def collect_stats(engine: Engine) -> Stats:
         "pages_kv": float(kv_pages),
         "pages_cached": float(engine.prefix.evictable()),
         "pages_adapters": float(adapter_pages),
-        "waste_adapters_bytes": float(adapter_waste(engine)),
-        "waste_kv_tokens": float(kv_waste(engine)),
+        "waste_adapters_bytes": float(_adapter_waste(engine)),
+        "waste_kv_tokens": float(_kv_waste(engine)),
         "host_pages_total": float(engine.tiers.host.num_pages),
         "host_pages_free": float(engine.tiers.host.free),
         "adapters_warm": float(engine.tiers.host.warm),
@@ -57,14 +57,14 @@ def collect_stats(engine: Engine) -> Stats:
     )
 
 
-def adapter_waste(engine: Engine) -> int:
+def _adapter_waste(engine: Engine) -> int:
     """Bytes of a rank's arena that lie in adapters' pages and hold no row."""
     footprints = [resident.footprint for resident in engine.residency.residents]
     page_bytes = engine.layout.page_bytes
     return sum(each.pages * page_bytes - each.row_bytes for each in footprints)
 
 
-def kv_waste(engine: Engine) -> int:
+def _kv_waste(engine: Engine) -> int:
     """Tokens that the pages of running requests have room for and do not hold."""
     block = engine.layout.block_tokens
     return sum(

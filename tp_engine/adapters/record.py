@@ -25,7 +25,8 @@ from tp_engine.adapters.targets import Place
 
 NO_ROW = -1
 """As an offset: there is no such row."""
-_RANK_BITS = 16
+RANK_BITS = 16
+"""The first word of a site holds its r in so many bits, above them where its offsets begin."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -65,13 +66,18 @@ def build_record(layers: int, sites: Mapping[Place, SiteRows]) -> Tensor:
     first = head.numel()
     for (layer, site), rows in sites.items():
         rank = rows.a_offsets.numel()
-        assert 0 < rank < 1 << _RANK_BITS and rows.b_offsets.numel() == rank
+        assert 0 < rank < 1 << RANK_BITS and rows.b_offsets.numel() == rank
         at = 2 * (layer * len(SITES) + site)
-        head[at] = (first << _RANK_BITS) | rank
-        head[at + 1] = torch.tensor(rows.scale, dtype=torch.float64).view(torch.int64)
+        head[at] = (first << RANK_BITS) | rank
+        head[at + 1] = float_bits(rows.scale)
         parts.append(rows.offsets)
         first += parts[-1].numel()
     return torch.cat(parts)
+
+
+def float_bits(value: float) -> int:
+    """The bits of a float64."""
+    return int(torch.tensor(value, dtype=torch.float64).view(torch.int64))
 
 
 def relocate(record: Tensor, page_ids: Sequence[int], layers: int, page_bytes: int) -> Tensor:
@@ -93,7 +99,7 @@ def site_rows(record: Tensor, layer: int, site: int) -> SiteRows | None:
     """Offsets and scale of one module, None if it is not targeted."""
     at = 2 * (layer * len(SITES) + site)
     head = int(record[at])
-    first, rank = head >> _RANK_BITS, head & ((1 << _RANK_BITS) - 1)
+    first, rank = head >> RANK_BITS, head & ((1 << RANK_BITS) - 1)
     if rank == 0:
         return None
     return SiteRows(

@@ -20,15 +20,16 @@ from tp_engine.adapters.errors import AdapterError, shown
 from tp_engine.adapters.keys import PREFIX, plain_name
 from tp_engine.adapters.targets import VOCAB_MODULES
 
-EndRole = Literal["A", "B", "weight", "base", "rows"]
-EndKey = tuple[int, EndRole]
+EndTensor = Literal["A", "B", "weight", "base", "rows"]
+"""What a tensor of a file is to its end."""
+EndKey = tuple[int, EndTensor]
 """Which end, and what of it."""
 
-_ROLES: Final[tuple[tuple[tuple[str, EndRole], ...], ...]] = (
+_ROLES: Final[tuple[tuple[tuple[str, EndTensor], ...], ...]] = (
     ((r"lora_embedding_A(\.default)?", "A"), (r"lora_embedding_B(\.default)?", "B")),
     ((r"lora_A(\.default)?\.weight", "A"), (r"lora_B(\.default)?\.weight", "B")),
 )
-_SHARED: Final[tuple[tuple[str, EndRole], ...]] = (
+_SHARED: Final[tuple[tuple[str, EndTensor], ...]] = (
     (r"weight", "weight"),
     (r"base_layer\.weight", "base"),
     (r"token_adapter\.trainable_tokens_delta(\.default)?", "rows"),

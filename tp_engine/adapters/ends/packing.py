@@ -9,9 +9,10 @@ from torch import Tensor
 
 from sharding import TOP, VOCAB_SITES, Span
 from tp_engine.adapters.ends.layout import MatrixKey, chunked, end_matrices
-from tp_engine.adapters.ends.record import end_words, float_bits
+from tp_engine.adapters.ends.record import end_words
 from tp_engine.adapters.ends.replaced import Replaced
 from tp_engine.adapters.layout import GroupKey, Run
+from tp_engine.adapters.record import float_bits
 from tp_engine.adapters.revision import LoraModule
 from tp_engine.adapters.rows import cast_finite, copy_rows
 from tp_engine.adapters.targets import VOCAB_MODULES, Place

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sharding import TOP, VOCAB_SITES, ModelDims, StoredTensor
-from tp_engine.adapters.ends.keys import EndKey, EndRole
+from tp_engine.adapters.ends.keys import EndKey, EndTensor
 from tp_engine.adapters.ends.replaced import EMBEDDING, HEAD, Replaced
 from tp_engine.adapters.ends.rule import EndRule, EndRules
 from tp_engine.adapters.errors import AdapterError, shown
@@ -23,8 +23,8 @@ from tp_engine.adapters.targets import VOCAB_MODULES, Place
 from tp_engine.adapters.tensors import check_tensor, read_finite
 
 CONFIG: Final = "adapter_config.json"
-_PAIR: Final[frozenset[EndRole]] = frozenset({"A", "B"})
-_WORDS: Final[dict[EndRole, str]] = {
+_PAIR: Final[frozenset[EndTensor]] = frozenset({"A", "B"})
+_WORDS: Final[dict[EndTensor, str]] = {
     "A": "the A of its LoRA pair",
     "B": "the B of its LoRA pair",
     "weight": "its weight (modules_to_save)",
@@ -114,8 +114,8 @@ class EndReader:
     def _check_presence(self, end: int, rule: EndRule) -> None:
         """The tensors present must be those that the config asks for."""
         found = {role for which, role in self._tensors if which == end}
-        allowed: set[EndRole] = {"weight", "base"}  # the base's own, whatever the config says
-        needed: set[EndRole] = {"weight"} if rule.saved else set()
+        allowed: set[EndTensor] = {"weight", "base"}  # the base's own, whatever the config says
+        needed: set[EndTensor] = {"weight"} if rule.saved else set()
         if rule.ids is not None:
             needed.add("rows")
         if rule.lora is not False:
@@ -134,7 +134,7 @@ class EndReader:
             names = [shown(self._tensors[end, role].name) for role in ("weight", "base")]
             raise AdapterError("tensor_unknown", f"tensors {' and '.join(names)} mean the same")
 
-    def _check_shape(self, end: int, role: EndRole) -> None:
+    def _check_shape(self, end: int, role: EndTensor) -> None:
         vocab, hidden = self._dims.vocab, self._dims.hidden
         stored = self._tensors[end, role]
         if role == "rows":
@@ -215,7 +215,7 @@ class EndReader:
             rows[HEAD] = rows[EMBEDDING]
         return rows
 
-    def _differ(self, roles: Sequence[EndRole], reason: str) -> AdapterError:
+    def _differ(self, roles: Sequence[EndTensor], reason: str) -> AdapterError:
         names = [shown(each.name) for (_, role), each in self._tensors.items() if role in roles]
         listed = " and ".join(names)
         return AdapterError("tensor_unsupported", f"tensors {listed} differ, but {reason}")

@@ -25,8 +25,8 @@ from torch import Tensor
 from sharding import SITES, VOCAB_SITES
 from tp_engine.adapters.ends.layout import MatrixKey, chunk_rows
 from tp_engine.adapters.layout import EndRole
+from tp_engine.adapters.record import RANK_BITS
 
-_RANK_BITS: Final = 16
 _SLOTS: Final[tuple[tuple[EndRole, ...], ...]] = (("tokens", "hidden"), ("whole",), ("rows", "ids"))
 """Which matrices stand in the slots 2 * i + end."""
 
@@ -88,15 +88,10 @@ def end_words(
                 continue
             at = 2 * (layers * len(SITES) + len(VOCAB_SITES) * slot + end)
             rank, head[at + 1] = heads[end, roles[0]]
-            head[at] = (first << _RANK_BITS) | rank
+            head[at] = (first << RANK_BITS) | rank
             parts += [offsets[end, role] for role in roles]
             first += sum(offsets[end, role].numel() for role in roles)
     return head, torch.cat(parts)
-
-
-def float_bits(value: float) -> int:
-    """The bits of a float64."""
-    return int(torch.tensor(value, dtype=torch.float64).view(torch.int64))
 
 
 def end_places(words: Tensor, sizes: EndSizes) -> dict[int, EndPlaces]:
@@ -114,10 +109,10 @@ def end_places(words: Tensor, sizes: EndSizes) -> dict[int, EndPlaces]:
             head = int(words[at])
             if head == 0:
                 continue
-            rank, count = head & ((1 << _RANK_BITS) - 1), int(words[at + 1])
+            rank, count = head & ((1 << RANK_BITS) - 1), int(words[at + 1])
             if slot == 0:
                 scale = float(words[at + 1 : at + 2].view(torch.float64))
-            matrices |= _places(words, head >> _RANK_BITS, roles, rank, count, sizes)
+            matrices |= _places(words, head >> RANK_BITS, roles, rank, count, sizes)
         if matrices:
             found[end] = EndPlaces(matrices=matrices, scale=scale)
     return found
