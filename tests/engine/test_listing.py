@@ -60,3 +60,16 @@ def test_what_is_left_out_after_a_restart_is_listed_and_can_go(tmp_path: Path) -
         assert world.do(UnloadAdapter, name="y").code == "adapter_not_found"
     with world_at(tmp_path) as world:
         assert names(world) == ["x", "z"] and known(world.engine) == ["good-2", "good-3"]
+
+
+def test_what_fits_no_longer_is_left_out_of_a_start(tmp_path: Path) -> None:
+    with world_at(tmp_path) as world:
+        world.load("big", "good-20")
+        world.load("x", "good-2")
+    with world_at(tmp_path, host_pages=10) as world:
+        assert known(world.engine) == ["good-2"] and names(world) == ["big", "x"]
+        shown = world.show("big")
+        assert (shown.state, shown.revision) == ("failed", "good-20")
+        assert "needs 20 pages of the hosts' memory, which has 10" in shown.reason
+        assert world.do(UnloadAdapter, name="big").revision == "good-20"
+        assert names(world) == ["x"]

@@ -47,7 +47,9 @@ class StartingAdapters:
         self._loader = loader
         self._room = host_pages
         self._waiting: list[_Waiting] = []
-        self._refused: list[tuple[str, ValueError]] = []
+        self._refused: list[tuple[str, str, ValueError]] = []
+        """Names, with the digests of what they mean."""
+        self._restored: set[str] = set()
 
     def take(self, name: str, revision: AdapterRevision) -> None:
         """An adapter of the command line that was read."""
@@ -73,16 +75,15 @@ class StartingAdapters:
                 continue
             try:
                 check_name(alias.name, registry.base_names)  # the base may have a new name
-                revision = self._restored(store, alias, sizes.get(alias.digest))
+                revision = self._known(store, alias, sizes.get(alias.digest))
             except (AdapterError, StoreError) as error:
-                log.error("adapter %s of the store is left out: %s", shown(alias.name), error)
-                left_out = LeftOut(digest=alias.digest, reason=str(error))
-                self._loader.left_out[alias.name] = left_out
+                self._leave_out(alias.name, alias.digest, error)
                 continue
             found[alias.name] = revision
             for warning in revision.warnings:
                 log.warning("adapter %s of the store: %s", shown(alias.name), warning)
         registry.register_all(found)
+        self._restored |= found.keys()
         for alias in aliases:
             if alias.held and alias.name in found:
                 registry.hold(alias.name)
@@ -93,23 +94,31 @@ class StartingAdapters:
     ) -> None:
         """Give the hosts what there is; the other ranks must follow.
 
+        The name of an adapter that does not fit the arena, the hosts or the dtype is taken out.
+
         Raises:
-            ValueError: an adapter does not fit the arena, the hosts or the dtype, and ``on_error``
-                is ``fail``; with ``skip`` its name is taken out again.
+            ValueError: that is one of the command line's, and ``on_error`` is ``fail``.
         """
         for waiting in self._waiting:
             try:
                 engine.roster.start(waiting.name, waiting.digest, waiting.size, waiting.images)
             except ValueError as error:
-                self._refused.append((waiting.name, error))
+                self._refused.append((waiting.name, waiting.digest, error))
         self._waiting.clear()
-        for name, refusal in self._refused:
-            if on_error == "fail":
+        for name, digest, refusal in self._refused:
+            if name in self._restored:
+                self._leave_out(name, digest, refusal)
+            elif on_error == "fail":
                 raise refusal
-            log.error("adapter %s is left out: %s", name, refusal)
+            else:
+                log.error("adapter %s is left out: %s", shown(name), refusal)
             registry.remove(name)
 
-    def _restored(self, store: AdapterStore, alias: Alias, size: ImageSize | None) -> KnownRevision:
+    def _leave_out(self, name: str, digest: str, error: ValueError) -> None:
+        log.error("adapter %s of the store is left out: %s", shown(name), error)
+        self._loader.left_out[name] = LeftOut(digest=digest, reason=str(error))
+
+    def _known(self, store: AdapterStore, alias: Alias, size: ImageSize | None) -> KnownRevision:
         if size is None:
             revision = self._loader.read_kept(alias.digest)
             self._pack(alias.name, revision)
@@ -123,7 +132,7 @@ class StartingAdapters:
         try:
             images = self._loader.pack(revision)
         except ValueError as error:
-            self._refused.append((name, error))
+            self._refused.append((name, revision.digest, error))
             return
         size = ImageSize.of(revision, images)
         self._loader.keep_size(revision.digest, size)
