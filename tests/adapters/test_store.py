@@ -93,7 +93,7 @@ def test_a_manifest_tells_of_the_embedding_and_the_head(
     )
     _, row = store.add(adapter, read)
     manifest = row.manifest
-    assert [*manifest.modules] == ["lm_head"] and manifest.max_rank == 4
+    assert [*manifest.modules] == ["lm_head"] and manifest.modules["lm_head"].rank == 4
     assert manifest.applied == manifest.expected == 2
     (entry,) = manifest.replaced.values()
     assert [*manifest.replaced] == ["model.embed_tokens"]
@@ -116,8 +116,6 @@ def test_everything_is_there_after_a_restart(
     assert (store.revisions(), store.aliases(), store.moves("x")) == before
     assert store.alias("y") == Alias(name="y", digest=digests[1], pinned=True, held=True)
     assert [row.manifest.digest for row in store.revisions()] == sorted(digests)
-    page = store.revisions(after=min(digests), limit=1)
-    assert [row.manifest.digest for row in page] == [max(digests)]
     store.close()
 
 
@@ -157,25 +155,6 @@ def test_a_name_never_moves_to_a_revision_that_cannot_be_served(
     assert store.alias("x").digest == b
 
 
-def test_a_revision_is_removed_only_when_no_name_means_it(
-    store: AdapterStore, adapters: list[Path], read: Read
-) -> None:
-    a, b = (store.add(path, read)[0].digest for path in adapters)
-    store.promote("x", a)
-    with pytest.raises(StoreError, match="is what 'x' means") as refused:
-        store.remove(a)
-    assert refused.value.code == "in_use"
-    directory = store.directory(a)
-    store.promote("x", b)
-    store.remove(a)
-    assert not directory.exists() and [row.manifest.digest for row in store.revisions()] == [b]
-    with pytest.raises(StoreError, match="no earlier revision"):
-        store.roll_back("x")
-    assert store.unname("x") == [b]
-    with pytest.raises(StoreError, match="'x' is not registered"):
-        store.unname("x")
-
-
 def test_what_was_rolled_back_can_be_promoted_until_the_name_moves_on(
     store: AdapterStore, adapters: list[Path], pushed: list[Path], read: Read
 ) -> None:
@@ -193,9 +172,13 @@ def test_what_was_rolled_back_can_be_promoted_until_the_name_moves_on(
     store.discard(b)
     assert store.revision(b).state is RevisionState.READY, "it was named again"
     store.unname("y")
+    directory = store.directory(b)
     store.discard(b)
+    assert not directory.exists()
     with pytest.raises(StoreError, match="is not registered"):
         store.directory(b)
+    with pytest.raises(StoreError, match="'y' is not registered"):
+        store.unname("y")
 
 
 def test_pushes_are_one_move_and_the_last_of_them_lasts(
@@ -364,7 +347,8 @@ def life(root: Path, adapters: list[Path], revisions: list[AdapterRevision], say
         ("x is 0", lambda: store.promote("x", revisions[0].digest)),
         ("x is 1", lambda: store.promote("x", revisions[1].digest)),
         ("x is back", lambda: store.roll_back("x")),
-        ("remove 1", lambda: store.remove(revisions[1].digest)),
+        ("x is gone", lambda: store.unname("x")),
+        ("discard 1", lambda: store.discard(revisions[1].digest)),
         ("add 1 again", lambda: store.add(adapters[1], lambda _: revisions[1])),
         ("x is 1 again", lambda: store.promote("x", revisions[1].digest)),
         ("push 0", lambda: store.promote("x", revisions[0].digest, pushed=True)),
@@ -426,12 +410,13 @@ def check(root: Path, acknowledged: list[str], digests: list[str], read: Read) -
             "x is 0": ({zero, one}, zero),
             "x is 1": ({zero, one}, one),
             "x is back": ({zero, one}, zero),
-            "remove 1": ({zero}, zero),
-            "add 1 again": ({zero, one}, zero),
-            "x is 1 again": ({zero, one}, one),
+            # The opening of a store discards what nobody refers to any more.
+            "x is gone": (set(), None),
+            "discard 1": (set(), None),
+            "add 1 again": ({one}, None),
+            "x is 1 again": ({one}, one),
             "push 0": ({zero, one}, zero),
-            "push 1": ({zero, one}, one),
-            # The opening of a store discards what nobody refers to.
+            "push 1": ({one}, one),
             "unname": (set(), None),
             "discard 0": (set(), None),
         }
@@ -467,7 +452,7 @@ def test_a_kill_at_any_step_loses_nothing_acknowledged(
         _, status = os.waitpid(child, 0)
         check(root, acknowledged, digests, read)
         if os.WIFEXITED(status):
-            assert os.WEXITSTATUS(status) == 0 and len(acknowledged) == 12
+            assert os.WEXITSTATUS(status) == 0 and len(acknowledged) == 13
             break
         assert os.WTERMSIG(status) == signal.SIGKILL
     assert count > 60, "there are fewer steps than the store must have"

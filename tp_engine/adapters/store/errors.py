@@ -9,7 +9,6 @@ StoreErrorCode = Literal[
     "unknown_revision",
     "ambiguous_revision",
     "not_ready",
-    "in_use",
     "nothing_before",
     "damaged",
     "no_store",

@@ -165,9 +165,9 @@ class StoreIndex:
         rows = self._rows("WHERE digest = ?", (digest,))
         return rows[0] if rows else None
 
-    def revisions(self, after: str = "", limit: int = -1) -> list[RevisionRow]:
-        """Revisions in the order of their digests, those past ``after``; a negative limit: all."""
-        return self._rows("WHERE digest > ? ORDER BY digest LIMIT ?", (after, limit))
+    def revisions(self) -> list[RevisionRow]:
+        """All revisions, in the order of their digests."""
+        return self._rows("ORDER BY digest", ())
 
     def digests(self) -> list[str]:
         """All digests."""
@@ -216,13 +216,9 @@ class StoreIndex:
         found = self._aliases("WHERE name = ?", (name,))
         return found[0] if found else None
 
-    def aliases(self, after: str = "", limit: int = -1) -> list[Alias]:
-        """Names in their order, those past ``after``; a negative limit: all."""
-        return self._aliases("WHERE name > ? ORDER BY name LIMIT ?", (after, limit))
-
-    def names_of(self, digest: str) -> list[str]:
-        """The names that mean a revision."""
-        return [alias.name for alias in self._aliases("WHERE digest = ?", (digest,))]
+    def aliases(self) -> list[Alias]:
+        """All names, in their order."""
+        return self._aliases("ORDER BY name", ())
 
     def is_referred_to(self, digest: str) -> bool:
         """Whether a name means a revision or could be rolled back to it."""

@@ -73,11 +73,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
     layout_version: int = LAYOUT_VERSION
 
-    @property
-    def max_rank(self) -> int:
-        """The largest LoRA rank of any module."""
-        return max((entry.rank for entry in self.modules.values()), default=0)
-
 
 def module_entries(revision: AdapterRevision) -> dict[str, ModuleEntry]:
     """The modules of a revision, by name."""

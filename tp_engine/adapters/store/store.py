@@ -109,9 +109,9 @@ class AdapterStore:
         row = self._index.revision(digest)
         return row is not None and row.state is not RevisionState.FAILED
 
-    def revisions(self, after: str = "", limit: int = -1) -> list[RevisionRow]:
-        """Revisions in the order of their digests, those past ``after``; a negative limit: all."""
-        return self._index.revisions(after, limit)
+    def revisions(self) -> list[RevisionRow]:
+        """All revisions, in the order of their digests."""
+        return self._index.revisions()
 
     def keep_size(self, digest: str, layout: str, size: ImageSize) -> None:
         """Remember what a revision takes in memory when it is served in one way."""
@@ -147,23 +147,11 @@ class AdapterStore:
                 raise StoreError("damaged", f"revision {digest}: {reason}")
         return path
 
-    def remove(self, digest: str) -> None:
-        """Forget a revision and delete its files. Whoever runs it must have let go of it.
-
-        Raises:
-            StoreError: ``unknown_revision``, or ``in_use`` while a name means it.
-        """
-        with self._lock:
-            self.revision(digest)
-            names = self._index.names_of(digest)
-            if names:
-                listed = ", ".join(map(shown, names))
-                raise StoreError("in_use", f"revision {digest} is what {listed} means")
-            self._index.forget(digest)
-            self._files.remove(digest)
-
     def discard(self, digest: str) -> None:
-        """`remove` a revision if no name means it or could be rolled back to it."""
+        """Forget a revision and delete its files, if no name means it or could go back to it.
+
+        Whoever runs it must have let go of it.
+        """
         with self._lock:
             if self._forget_unreferred(digest):
                 self._files.remove(digest)
@@ -258,9 +246,9 @@ class AdapterStore:
         """Whether a name means anything."""
         return self._index.alias(name) is not None
 
-    def aliases(self, after: str = "", limit: int = -1) -> list[Alias]:
-        """Names in their order, those past ``after``; a negative limit: all."""
-        return self._index.aliases(after, limit)
+    def aliases(self) -> list[Alias]:
+        """All names, in their order."""
+        return self._index.aliases()
 
     def moves(self, name: str, *, undone: bool = False) -> list[Move]:
         """A name's moves, the last one first; ``undone``: also those that were rolled back."""
