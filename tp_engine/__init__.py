@@ -1,4 +1,14 @@
-"""The engine: types, configuration, scheduler, memory, adapters, layers, models, runner, worker.
+"""The engine. What is where, each line in reading order:
+
+    begins       config, hub, join, rank, weights, room, host_memory, warm_up; llm for offline use
+    decides      service, engine, admission, seeds, books, scheduler, memory, roster    (rank 0)
+    tells        plan, channel, comm, symmetric, worker, outputs, stats
+    computes     runner, host_step, step, step_shape, graphs, transfer, models, layers, sampling
+    adapters     adapters: from files to page images; sources: from elsewhere to files
+                 tiers, fetching, background, delivery, gains, host_pages, copies, resident_ends: up
+                 to where they are used; fleet: names that come, change and go
+    front end    messages, link, params, text, completion
+    processes    liveness, logs, garbage
 
 Importing it is cheap; the names below are loaded on first use, so that reading options does not
 import torch.
