@@ -119,11 +119,17 @@ class Service:
     def models(self) -> Models:
         """What is served now."""
         parent, root = self._registry.base_names[0], self._options.base_root
+        held = self._registry.held
         cards = [ModelCard(name=name, root=root) for name in self._registry.base_names]
         cards += [
-            ModelCard(name=name, root=revision.source, parent=parent, revision=revision.digest)
+            ModelCard(
+                name=name,
+                root=revision.source,
+                parent=parent,
+                revision=revision.digest,
+                held=name in held,
+            )
             for name, revision in self._registry.adapters.items()
-            if name not in self._registry.held
         ]
         return Models(models=cards, max_model_len=self._engine.context)
 

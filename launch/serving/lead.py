@@ -266,11 +266,13 @@ class Lead:
         )
         host = f"[{config.host}]" if ":" in config.host else config.host
         log.info(
-            "ready after %.1f s: http://%s:%d/v1 serves %s; %d KV tokens, longest context %d",
+            "ready after %.1f s: http://%s:%d/v1 serves %s and %d adapters; %d KV tokens, longest "
+            "context %d",
             seconds,
             host,
             config.port,
-            ", ".join(card.name for card in served.models),
+            ", ".join(config.engine.base_names),
+            sum(card.parent is not None for card in served.models),
             kv_tokens,
             served.max_model_len,
         )

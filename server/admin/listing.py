@@ -90,9 +90,9 @@ def _served(request: Request) -> set[str]:
 
 
 def _has_failed(operation: Operation) -> bool:
-    """Lately: what failed long ago is among the operations, if anybody wants to know."""
-    ended = operation.ended or 0.0
-    return operation.state == "failed" and time.time() - ended < FAILED_SECONDS
+    """To bring a new name, and lately: other failures are among the operations."""
+    lately = time.time() - (operation.ended or 0.0) < FAILED_SECONDS
+    return operation.state == "failed" and not operation.replaces and lately
 
 
 def _status(operation: Operation) -> AdapterStatus:

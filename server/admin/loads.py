@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Mapping
 from functools import partial
 
-from server.admin.operations import Operation, Operations
+from server.admin.operations import Operation, Operations, OperationState, Work
 from server.admin.remote import RemoteSources, in_thread
 from server.admin.replies import Done, done, refusal
 from server.engine_client import EngineClient
@@ -55,14 +55,14 @@ class Loads:
         self.check_name(name, in_place=in_place)
         if url is None:
             load = partial(self._load, path=source, source="", in_place=in_place)
-            return self.operations.begin(name, source, "verifying", load)
+            return self._begin(name, source, "verifying", load)
         fetch = partial(self._fetch_and_load, url=url, sums=sums, in_place=in_place)
-        return self.operations.begin(name, str(url), "fetching", fetch)
+        return self._begin(name, str(url), "fetching", fetch)
 
     def begin_uploaded(self, name: str, claim: Claim, *, in_place: bool) -> Operation:
         """Begin to load what lies in a claim, which is given up at the end."""
         load = partial(self._load_claim, claim=claim, source=UPLOADED, in_place=in_place)
-        return self.operations.begin(name, UPLOADED, "verifying", load)
+        return self._begin(name, UPLOADED, "verifying", load)
 
     def check_name(self, name: str, *, in_place: bool) -> None:
         """Refuse a name that is sure to be refused by the engine, before anything is fetched.
@@ -81,6 +81,11 @@ class Loads:
             )
             raise InvalidRequest(text, param="name", code="adapter_exists")
         self.operations.check_free(name)
+
+    def _begin(self, name: str, source: str, state: OperationState, work: Work) -> Operation:
+        models = self._client.require_serving().models
+        replaces = any(card.name == name for card in models)
+        return self.operations.begin(name, source, state, work, replaces=replaces)
 
     def _url(self, source: str) -> SourceUrl | None:
         if self.remote is None:

@@ -71,6 +71,8 @@ class Operation:
     state: OperationState
     arrives: bool = True
     """Whether it brings an adapter; else that is there already."""
+    replaces: bool = False
+    """Whether the name meant another one when it began."""
     progress: FetchProgress = field(default_factory=FetchProgress)
     created: float = field(default_factory=time.time)
     ended: float | None = None
@@ -125,7 +127,9 @@ class Operations:
         self._all: dict[str, Operation] = {}
         self._numbers = itertools.count(1)
 
-    def begin(self, name: str, source: str, state: OperationState, work: Work) -> Operation:
+    def begin(
+        self, name: str, source: str, state: OperationState, work: Work, *, replaces: bool = False
+    ) -> Operation:
         """Begin an operation; ``work`` may move its state, and ends it.
 
         Raises:
@@ -134,7 +138,8 @@ class Operations:
         """
         self.check_free(name)
         number = f"op-{next(self._numbers)}-{secrets.token_hex(4)}"
-        operation = Operation(number, name, source, state, arrives=state != "preloading")
+        arrives = state != "preloading"
+        operation = Operation(number, name, source, state, arrives=arrives, replaces=replaces)
         self._all[operation.id] = operation
         operation.task = asyncio.create_task(_run(operation, work))
         operation.task.add_done_callback(partial(self._ended, operation))

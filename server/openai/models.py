@@ -8,14 +8,14 @@ from tp_engine.messages import ModelCard, Ready
 
 
 def model_list(ready: Ready, created: int) -> ModelList:
-    """All served models; ``created`` is when the server started, in Unix seconds."""
-    return ModelList(data=[_object(card, ready, created) for card in ready.models])
+    """All models that take requests; ``created`` is when the server started, in Unix seconds."""
+    return ModelList(data=[_object(card, ready, created) for card in ready.models if not card.held])
 
 
 def model_object(name: str, ready: Ready, created: int) -> ModelObject:
     """One of them. Raises `UnknownModel`."""
     for card in ready.models:
-        if card.name == name:
+        if card.name == name and not card.held:
             return _object(card, ready, created)
     raise UnknownModel(f"the model {name!r} does not exist", param="model")
 

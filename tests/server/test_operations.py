@@ -17,7 +17,7 @@ from server.admin.replies import Done
 from server.auth import ApiKeys
 from server.errors import Conflict
 from tests.server.conftest import in_process
-from tests.server.fake_engine import FakeEngine
+from tests.server.fake_engine import MODELS, FakeEngine
 from tests.sources.web import CONFIG, WEIGHTS, Web, adapter_bytes, web_server
 from tp_engine.messages import (
     AdapterAnswer,
@@ -27,6 +27,8 @@ from tp_engine.messages import (
     AdapterStatus,
     ListAdapters,
     LoadAdapter,
+    ModelCard,
+    Models,
 )
 from tp_engine.sources import AllowedSources
 from tp_engine.text import Tokenizer
@@ -462,3 +464,24 @@ async def test_what_is_on_its_way_is_listed_beside_what_is_served(
     assert (await api.get("/admin/adapters/bad")).status_code == 404
     assert (await api.get("/admin/adapters?state=odd")).json()["error"]["param"] == "state"
     web.gate.set()
+
+
+async def test_a_failed_replacement_is_no_failed_adapter(
+    api: httpx.AsyncClient, client: EngineClient, engine: FakeEngine
+) -> None:
+    held = ModelCard(name="held", root="/srv/h", parent="base", revision="ef" * 32, held=True)
+    await engine.send(Models(models=[*MODELS, held], max_model_len=512))
+    await client.wait_for(lambda: held in client.require_serving().models)
+    assert "held" not in (await api.get("/v1/models")).text
+    assert (await api.get("/v1/models/held")).status_code == 404
+    again = await api.post("/admin/adapters", json={"name": "held", "source": "/srv/x"})
+    assert (again.status_code, again.json()["error"]["code"]) == (400, "adapter_exists")
+    engine.answer = lambda call: AdapterReply(call_id=call.call_id, code="not_finite", message="")
+    for name in ("held", "team/sql-lora", "new"):
+        await until(api, await register(api, name, "/srv/x", replace=True), "failed")
+    engine.answer = lambda call: AdapterList(call_id=call.call_id, adapters=[])
+    await engine.send(Models(models=MODELS[:1], max_model_len=512))  # all are unloaded
+    await client.wait_for(lambda: len(client.require_serving().models) == 1)
+    for query in ("", "?state=failed"):
+        page = (await api.get(f"/admin/adapters{query}")).json()
+        assert [each["name"] for each in page["adapters"]] == ["new"]

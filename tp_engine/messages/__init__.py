@@ -125,6 +125,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """The base's served name; None for the base itself."""
     revision: str | None = None
     """SHA-256 of the adapter's canonical config and tensors, in hex."""
+    held: bool = False
+    """Whether it takes no new requests."""
 
 
 class Phase(Message, frozen=True, kw_only=True):
