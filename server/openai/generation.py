@@ -141,7 +141,9 @@ class Generation:
         self._completion_tokens[index] = output.completion_tokens
         self._cached_tokens[index] = max(self._cached_tokens[index], output.cached_tokens)
         reason = output.finish_reason
-        cause: str | int | None = output.stop_token
+        cause: str | int | None = None  # of the model's own end
+        if output.stop_token in self.job.params.stop_token_ids:
+            cause = output.stop_token
         if text.stopped_by is not None:
             # The engine may have run on: its surplus tokens are neither shown nor counted.
             self._completion_tokens[index] = text.tokens

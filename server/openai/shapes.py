@@ -1,8 +1,8 @@
 """Response bodies, as the OpenAI API documents them.
 
 ``system_fingerprint`` is the SHA-256 of the adapter revision that answers, or of the base.
-``stop_reason`` (the stop string or token id that ended an output) is an addition that other
-open servers make too.
+``stop_reason`` (the stop string or token id that the request gave and that ended an output, null at
+the model's own end) is an addition that other open servers make too.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 
 from server import EngineClient, ServerConfig, create_app
 from tests.server.conftest import Api, in_process
-from tests.server.fake_engine import CONTEXT, STOP_TOKEN, FakeEngine
+from tests.server.fake_engine import CONTEXT, FakeEngine
 from tests.server.sse import error, events, texts
 from tests.text.tiny_tokenizers import byte_level
 from tp_engine.text import Tokenizer
@@ -36,7 +36,7 @@ async def test_answer_has_the_documented_shape(
             "message": {"role": "assistant", "content": "well, hello"},
             "logprobs": None,
             "finish_reason": "stop",
-            "stop_reason": STOP_TOKEN,
+            "stop_reason": None,
         }
     ]
     prompt = tokenizer.encode("<|user|>hi<|end|><|assistant|>")

@@ -32,7 +32,7 @@ async def test_answer_has_the_documented_shape(
             "text": " and on",
             "logprobs": None,
             "finish_reason": "stop",
-            "stop_reason": STOP_TOKEN,
+            "stop_reason": None,
         }
     ]
     assert body["usage"] == {
@@ -41,6 +41,15 @@ async def test_answer_has_the_documented_shape(
         "total_tokens": len(ids) + 3,
         "prompt_tokens_details": {"cached_tokens": 1},
     }
+
+
+async def test_a_token_that_the_request_named_is_the_reason_of_its_end(
+    api: Api, engine: FakeEngine, tokenizer: Tokenizer
+) -> None:
+    say(engine, tokenizer, " and on")
+    fields = {"prompt": "so", "max_tokens": 50, "stop_token_ids": [3, STOP_TOKEN]}
+    (choice,) = (await api.complete(**fields)).json()["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", STOP_TOKEN)
 
 
 @pytest.mark.parametrize("model", REVISIONS)
