@@ -1,6 +1,6 @@
 """The front-end process: ``python -m server.main`` with settings as JSON on standard input.
 
-start: listen ─> load tokenizer ─> serve (503 until the engine is ready)
+start: listen ─> read keys ─> load tokenizer ─> serve (503 until the engine is ready)
 end:   Draining and nothing open ─> Goodbye ─> answers read ─> exit 0
        engine or parent lost ─> open streams get an error ─> exit 1
 """
@@ -45,10 +45,6 @@ def run_front_end(settings: FrontEndSettings) -> int:
     ask_for_death_signal()
     with _listen(settings.host, settings.port) as listener:
         logger.info("listening on %s port %d", *listener.getsockname()[:2])
-        _hide_torch()
-        tokenizer = Tokenizer.load(
-            Path(settings.model_directory), chat_template=_chat_template(settings)
-        )
         config = ServerConfig(
             api_keys=_keys(settings.api_key_file, "api_key_file"),
             admin_keys=_keys(settings.admin_key_file, "admin_key_file"),
@@ -57,6 +53,9 @@ def run_front_end(settings: FrontEndSettings) -> int:
             adapter_sources=AllowedSources(settings.adapter_sources),
             max_adapter_bytes=settings.max_adapter_bytes,
         )
+        template = _chat_template(settings)
+        _hide_torch()
+        tokenizer = Tokenizer.load(Path(settings.model_directory), chat_template=template)
         return asyncio.run(_serve(settings, config, tokenizer, listener))
 
 
