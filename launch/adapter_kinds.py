@@ -97,9 +97,15 @@ def read_profile(path: Path) -> tuple[AdapterKind, ...]:
         if not {"rank", "count"} <= set(line) <= fields:
             more = ", ".join(sorted(fields - {"rank", "count"}))
             raise ValueError(f"profile {path}: {line} must have rank and count, may have {more}")
-        names = {name: tuple(line[name]) for name in ("targets", "saved") if name in line}
+        names = {name: _names(name, line[name]) for name in ("targets", "saved") if name in line}
         kinds.append(AdapterKind(**{**line, **names}))
     return tuple(kinds)
+
+
+def _names(field: str, value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise ValueError(f"profile: {field}={value!r} must be a list of names")
+    return tuple(value)
 
 
 def kind_need(

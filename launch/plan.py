@@ -22,6 +22,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the plan; 2 where something is wrong with what was given."""
     parser = _parser()
     given = parser.parse_args(argv)
+    for option, least in (("gpus", 1), ("kv_tokens", 0)):
+        if getattr(given, option) < least:
+            flag = "--" + option.replace("_", "-")
+            parser.error(f"argument {flag}: {getattr(given, option)} must be at least {least}")
     from launch.adapter_kinds import read_profile
     from launch.planning import Capacity, as_json, plan_capacity
     from tp_engine.hub import local_model
@@ -90,6 +94,14 @@ def _print_table(capacity: object) -> None:
         print(f"  store               {disk:10.2f} GiB for a revision of each")
 
 
+def _size(text: str) -> int:
+    """An argparse type: it shows the message of no other error than its own."""
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m launch.plan", description=(__doc__ or "").splitlines()[0]
@@ -97,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--model", required=True, help="base model: a directory or a Hub id in the cache")
     add("--gpus", type=int, required=True, help="ranks, one a GPU")
-    add("--memory", type=parse_size, required=True, help="of a GPU, such as 80GiB")
+    add("--memory", type=_size, required=True, help="of a GPU, such as 80GiB")
     add("--adapters", type=Path, help="profile of the adapters, JSON")
     add("--kv-tokens", type=int, default=0, help="tokens that must have room beside them")
     add("--quantize", choices=["nf4"])

@@ -178,6 +178,8 @@ def test_the_command_prints_the_plan(
             "none of saved=.'lm_head'.",
         ),
         ('[{"rank": 4, "count": 1, "targets": ["nope"]}]', "targets=.'nope'. must be some of"),
+        ('[{"rank": 4, "count": 1, "targets": "q_proj"}]', "targets='q_proj' must be a list of"),
+        ('[{"rank": 4, "count": 1, "saved": [["x"]]}]', "must be a list of names"),
     ],
 )
 def test_a_wrong_profile_says_what_is_wrong(text: str, reason: str, tmp_path: Path) -> None:
@@ -185,6 +187,22 @@ def test_a_wrong_profile_says_what_is_wrong(text: str, reason: str, tmp_path: Pa
     profile.write_text(text)
     with pytest.raises(ValueError, match=reason):
         read_profile(profile)
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ("--gpus=0", "--gpus: 0 must be at least 1"),
+        ("--kv-tokens=-1", "--kv-tokens: -1 must be at least 0"),
+        ("--memory=80 GBs", "'80 GBs' is not a size: write bytes or a unit"),
+    ],
+)
+def test_a_wrong_option_is_named(
+    option: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        plan.main(["--model=m", "--gpus=2", "--memory=1GiB", option])
+    assert ended.value.code == 2 and reason in capsys.readouterr().err
 
 
 def test_too_little_memory_says_what_to_change(
