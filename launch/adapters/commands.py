@@ -159,7 +159,8 @@ def _drain(arguments: Namespace, server: ControlPlane, output: Output) -> None:
 def _flush(arguments: Namespace, server: ControlPlane, output: Output) -> None:
     path = "/flush" if arguments.name is None else server.adapter(arguments.name, "flush")
     answer = server.ask("POST", path)
-    output.show(answer, f"written: {', '.join(answer['written']) or 'nothing was to be'}")
+    written = ", ".join(answer["written"])
+    output.show(answer, f"written: {written}" if written else "nothing was to be written")
 
 
 def _unload(arguments: Namespace, server: ControlPlane, output: Output) -> None:
