@@ -107,6 +107,14 @@ def test_tensors_of_other_kinds_are_refused_by_name(
     assert name in message and reason in message
 
 
+def test_a_name_without_end_is_refused_before_it_is_taken_apart(
+    dims: ModelDims, spec: ModelSpec, tmp_path: Path
+) -> None:
+    tensors = plain_tensors(dims) | {".lora_A." * 50_000: torch.ones(1)}
+    message = refusal(write_adapter(tmp_path, plain_config(), tensors), spec, "tensor_unknown")
+    assert "its name has 400000 characters" in message and len(message) < 400
+
+
 VECTORS = {"use_dora": "lora_magnitude_vector", "lora_bias": "lora_B.bias"}
 
 

@@ -1,7 +1,8 @@
 """Adapters: reading and checking them, their names, and their page images.
 
-Reading order: `config` and `targets` (what PEFT's fields mean), `keys` (tensor names), `reader`,
-`revision` (identity), `registry` and `names`, `loading` (at start), `layout`, `record`, `packing`.
+Reading order: `config`, `targets` and `patterns` (what PEFT's fields mean), `keys` (tensor names),
+`reader`, `revision` (identity), `registry` and `names`, `loading` (at start), `layout`, `record`,
+`packing`.
 """
 
 from tp_engine.adapters.card import KnownRevision, RevisionCard

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
 from tp_engine.adapters.errors import AdapterError, AdapterErrorCode, shown
+from tp_engine.adapters.patterns import pattern_fault
 from tp_engine.adapters.targets import ending, in_list
 
 MAX_RANK: Final = 1024
@@ -112,7 +112,5 @@ def _compile(name: str, pattern: str, expression: str) -> None:
     """Refuse a pattern whose ``expression`` is no regular expression."""
     if len(pattern) > MAX_PATTERN_LENGTH:
         raise field_error(name, pattern, f"patterns of at most {MAX_PATTERN_LENGTH} characters")
-    try:
-        re.compile(expression)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise field_error(name, pattern, f"not a regular expression ({error})") from None
+    if fault := pattern_fault(expression):
+        raise field_error(name, pattern, f"not a regular expression ({fault})")

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from tp_engine.models.spec import ModelSpec
 
 WEIGHTS_NAME: Final = "adapter_model.safetensors"
+MAX_TENSOR_NAME: Final = 1024
+"""Longest name of a tensor, in characters: names are taken apart in time that grows faster."""
 _PICKLED: Final = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
 
 Site = tuple[int, int]
@@ -102,6 +104,11 @@ def _read_changes(
     try:
         if not file.infos:
             raise _nothing("has no tensor")
+        if long := [name for name in file if len(name) > MAX_TENSOR_NAME]:
+            reason = (
+                f"its name has {len(long[0])} characters; at most {MAX_TENSOR_NAME} are allowed"
+            )
+            raise AdapterError("tensor_unknown", f"tensor {shown(long[0])}: {reason}")
         of_ends = end_tensors(file)
         reader = EndReader(
             {key: StoredTensor(name, file.infos[name], file) for key, name in of_ends.items()},

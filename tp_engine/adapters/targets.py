@@ -7,11 +7,11 @@ Source: PEFT's documentation of ``target_modules``, ``exclude_modules``, ``layer
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sharding import SITES, TOP, VOCAB_SITES
+from tp_engine.adapters.patterns import match_start, matches_whole
 
 Place = tuple[int, int]
 """(layer, site) of a module; at the two ends (`sharding.TOP`, position in `VOCAB_SITES`)."""
@@ -51,7 +51,7 @@ def in_list(pattern: str) -> str:
 
 def first_match(patterns: Iterable[str], module: str) -> str | None:
     """The first pattern, in the order of the config, that matches the end of a module's name."""
-    return next((pattern for pattern in patterns if re.match(ending(pattern), module)), None)
+    return next((pattern for pattern in patterns if match_start(ending(pattern), module)), None)
 
 
 def _listed(names: Iterable[str], module: str) -> bool:
@@ -76,7 +76,7 @@ class TargetRule:
         if self.targets is None or self._excludes(module):
             return False
         if isinstance(self.targets, str):
-            return re.fullmatch(self.targets, module) is not None
+            return matches_whole(self.targets, module)
         if module in self.targets:
             return True
         return _listed(self.targets, module) and self._in_layers(module)
@@ -90,12 +90,12 @@ class TargetRule:
 
     def _excludes(self, module: str) -> bool:
         if isinstance(self.exclude, str):
-            return re.fullmatch(self.exclude, module) is not None
+            return matches_whole(self.exclude, module)
         return _listed(self.exclude, module)
 
     def _in_layers(self, module: str) -> bool:
         if not self.layers:
             return True
         rules = [in_list(p) for p in self.layers_patterns] or [r".*?\.[^.]*\.(?P<index>\d+)\."]
-        match = next((found for rule in rules if (found := re.match(rule, module))), None)
+        match = next((found for rule in rules if (found := match_start(rule, module))), None)
         return match is not None and int(match["index"]) in self.layers

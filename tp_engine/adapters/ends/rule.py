@@ -7,7 +7,6 @@ and on others. What PEFT itself cannot run is refused by name.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from sharding import VOCAB_SITES
@@ -15,6 +14,7 @@ from tp_engine.adapters.ends.replaced import EMBEDDING, HEAD
 from tp_engine.adapters.ends.settings import EndSettings
 from tp_engine.adapters.errors import AdapterError
 from tp_engine.adapters.fields import field_error
+from tp_engine.adapters.patterns import match_start, matches_whole
 from tp_engine.adapters.targets import VOCAB_MODULES, TargetRule
 
 
@@ -89,7 +89,7 @@ def _shown(settings: EndSettings) -> dict[str, list[int]]:
 
 
 def _lora(targets: TargetRule, excluded: tuple[str, ...], module: str) -> bool | None:
-    if any(re.match(rf"(^|.*\.){name}($|\..*)", module) for name in excluded):
+    if any(match_start(rf"(^|.*\.){name}($|\..*)", module) for name in excluded):
         return False
     return None if targets.targets is None else targets.covers(module)
 
@@ -101,14 +101,16 @@ def _is_end(name: str) -> bool:
 def _targets_an_end(targets: TargetRule) -> bool:
     """PEFT compares a regular expression with the last parts of the names alone."""
     if isinstance(targets.targets, str):
-        return any(re.fullmatch(targets.targets, name) for name in VOCAB_SITES)
+        return any(matches_whole(targets.targets, name) for name in VOCAB_SITES)
     return any(_is_end(name) for name in targets.targets or ())
 
 
 def _tied_names(saved: tuple[str, ...]) -> tuple[str, ...]:
     """PEFT saves the embedding in the head's place."""
     names = [*saved, VOCAB_MODULES[EMBEDDING]]
-    of_head = [name for name in names if re.match(rf"(^|.*\.){name}($|\..*)", VOCAB_MODULES[HEAD])]
+    of_head = [
+        name for name in names if match_start(rf"(^|.*\.){name}($|\..*)", VOCAB_MODULES[HEAD])
+    ]
     if of_head:
         names.remove(of_head[0])
     return tuple(names)
