@@ -14,7 +14,8 @@ shrink and an expand launch (many rows). Times are medians of CUDA graph replays
     bf16, nf4   what adapters add to a whole layer with such weights, deltas made beside the base
                 products (see `lora_layers`): what a decode step pays
 
-The best plans that were tried are printed before the table: microseconds of a projection.
+The best plans that were tried are printed before the table: microseconds of a projection. Exit code
+1 when a case failed or gave a wrong result.
 """
 
 from __future__ import annotations
@@ -169,8 +170,15 @@ def measure(bench: Bench, case: Case, deadline: float, layers: dict[str, Layers]
 COLUMNS = ("target", "bytes_us", "bf16", "nf4", "cold", "best", "two", "no_overlap", "turning")
 
 
-def main() -> None:
-    """Measure all cases; print the plans tried, one table and the JSON line."""
+def fault(found: dict[str, Any]) -> str | None:
+    """What is wrong with a case's results, if anything is."""
+    if "failed" in found:
+        return str(found["failed"])
+    return f"WRONG: {found['error']:.3g}" if found["error"] > MARGIN else None
+
+
+def main() -> int:
+    """Measure all cases; print the plans tried, one table and the JSON line; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=300, help="for trying other plans, in all")
     parser.add_argument("--layers", type=int, default=32)
@@ -194,11 +202,12 @@ def main() -> None:
     print(f"\nread ceiling {bench.ceiling() / 1e12:.2f} TB/s; microseconds a layer")
     print(f"{'rows, adapters':30}" + "".join(f"{name:>12}" for name in COLUMNS))
     for name, found in results.items():
-        wrong = found.get("failed") or (found["error"] > MARGIN and f"WRONG: {found['error']:.3g}")
+        wrong = fault(found)
         cells = "".join(f"{found.get(column) or '':>12}" for column in COLUMNS)
-        print(f"{name:30}{'  ' + wrong if wrong else cells}")
+        print(f"{name:30}{cells if wrong is None else '  ' + wrong}")
     print_json("kernels_lora", {"ceiling": bench.ceiling(), "cases": results})
+    return 1 if any(map(fault, results.values())) else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

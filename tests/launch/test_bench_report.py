@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.bench import kernels
+from launch.bench import kernels, kernels_lora
 from launch.bench.report import figures, main, read, table
 
 
@@ -88,3 +88,9 @@ def test_a_childs_results_are_taken_and_the_rest_passed_on(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert kernels.run("made_up_bench", []) == (3, {"benchmark": "x", "us": 1})
     assert capsys.readouterr().out == "speed\n"
+
+
+def test_a_case_of_lora_kernels_that_failed_or_is_wrong_is_at_fault() -> None:
+    assert kernels_lora.fault({"error": 0.001, "cold": 9.0}) is None
+    assert kernels_lora.fault({"error": float("inf")}) == "WRONG: inf"
+    assert kernels_lora.fault({"failed": "RuntimeError: no room"}) == "RuntimeError: no room"
