@@ -30,8 +30,7 @@ def choose(rows: int, features: int, blocks: int) -> GemmConfig:
         for size, shape, values in TUNED
         if size == bucket and blocks % (config := as_config(values)).step == 0
     ]
-    if not fitting:
-        return GemmConfig(tiles=4, rows=min(bucket, 64))  # steps of 4 blocks fit every weight
+    # Some steps are of 2 or 4 blocks, which divide those of any packed weight.
     config = min(fitting, key=lambda pair: pair[0])[1]
     return config if fits(rows, features, config) else replace(config, split=1)
 

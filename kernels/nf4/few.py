@@ -6,7 +6,7 @@ from torch import Tensor
 from kernels.checks import reject
 from kernels.nf4.few_config import FewConfig, held_rows
 from kernels.nf4.few_kernel import nf4_few
-from kernels.nf4.gemm import workspace
+from kernels.nf4.gemm import has_room, workspace
 from kernels.nf4.packed_weight import PackedNF4
 from kernels.nf4.tables import pair_table
 
@@ -55,8 +55,11 @@ def _launch(
     buffers = config.buffers(rows, w.blocks)
     if not buffers:
         raise ValueError(f"config must fit into shared memory, got {config} for {rows} rows")
-    y = x.new_empty(rows, features)
     groups = -(-features // (16 * config.tiles))
+    outputs = groups * -(-rows // 8)
+    if config.split > 1 and not has_room(outputs, outputs * config.split * 128 * config.tiles):
+        raise ValueError(f"split must be 1 for so large an output, got {config.split}")
+    y = x.new_empty(rows, features)
     nf4_few[(min(groups * config.split, config.programs),)](
         x, *(norm or (x, x, x)), w.words, w.scales, pair_table(x.device), bias, y,
         *workspace(x.device),

@@ -117,7 +117,12 @@ def fits(rows: int, features: int, config: GemmConfig) -> bool:
     """Say whether the workspace holds the partial sums of a product."""
     across, down = _outputs(rows, features, config)
     sums = across * down * config.split * 16 * config.tiles * config.rows
-    return config.split == 1 or (sums <= _PARTIAL_SUMS and across * down <= _PROGRAMS)
+    return config.split == 1 or has_room(across * down, sums)
+
+
+def has_room(outputs: int, sums: int) -> bool:
+    """Say whether the workspace holds the partial sums of so many outputs."""
+    return sums <= _PARTIAL_SUMS and outputs <= _PROGRAMS
 
 
 def _outputs(rows: int, features: int, config: GemmConfig) -> tuple[int, int]:
@@ -131,4 +136,4 @@ def workspace(device: torch.device) -> tuple[Tensor, Tensor]:
     return partial, torch.zeros(_PROGRAMS, dtype=torch.int32, device=device)
 
 
-__all__ = ["GemmConfig", "OutOfResources", "fits", "multiply", "workspace"]
+__all__ = ["GemmConfig", "OutOfResources", "fits", "has_room", "multiply", "workspace"]

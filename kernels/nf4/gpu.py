@@ -5,10 +5,6 @@ A fused product reads bfloat16(GAIN * code) and bfloat16(absmax): within 2^-8 of
 time on a device: they share a workspace.
 """
 
-from functools import cache
-from importlib import import_module
-from types import ModuleType
-
 import torch
 from torch import Tensor
 from torch.nn.functional import linear as dense_linear
@@ -19,12 +15,14 @@ from kernels.nf4 import DenseWeight, NF4Weight, Weight
 from kernels.nf4.choice import FUSED_ROWS, choose, choose_wide
 from kernels.nf4.codebook import GAIN
 from kernels.nf4.expand import dequantize, scaled_weight
+from kernels.nf4.few import multiply_few, norm_multiply_few
 from kernels.nf4.few_choice import FUSED_NORM_ROWS, choose_few
 from kernels.nf4.few_config import FewConfig
 from kernels.nf4.gemm import multiply
 from kernels.nf4.packed import can_pack, pack
 from kernels.nf4.packed_weight import PackedNF4
 from kernels.nf4.reference import quantize_blocks
+from kernels.nf4.wide import can_take, multiply_wide
 from kernels.overlap import overlaps
 
 
@@ -62,15 +60,12 @@ def linear(x: Tensor, w: Weight, bias: Tensor | None = None) -> Tensor:
 
 def _fused(x: Tensor, w: PackedNF4, bias: Tensor | None) -> Tensor:
     rows, features = x.shape[0], w.rows
-    few, few_config = _few(x, w)
+    few = _few(x, w)
     if few is not None:
-        y: Tensor = few.multiply_few(x, w, bias, few_config)
-        return y
-    config = choose_wide(rows, features, w.blocks)
-    wide = _gluon("wide") if x.is_cuda and config is not None else None
-    if wide is not None and config is not None and wide.can_take(x, w, config):
-        y = wide.multiply_wide(x, w, bias, config)
-        return y
+        return multiply_few(x, w, bias, few)
+    wide = choose_wide(rows, features, w.blocks)
+    if wide is not None and can_take(x, w, wide):
+        return multiply_wide(x, w, bias, wide)
     return multiply(x, w, bias, choose(rows, features, w.blocks))
 
 
@@ -85,32 +80,22 @@ def norm_linear(
     """See `kernels.nf4.NormLinear`; in one launch for few rows."""
     check_norm(x, norm, residual)
     check_linear(x, w, bias)
-    few, config = _few(x, w) if x.shape[0] <= FUSED_NORM_ROWS else (None, None)
-    if few is None or config is None or config.split > 1:
-        normed, total = add_rms_norm(x, residual, norm, eps)
-        return linear(normed, w, bias), total
-    lines = _lined(x), residual.contiguous(), norm.contiguous()
-    both: tuple[Tensor, Tensor] = few.norm_multiply_few(*lines, eps, w, bias, config)
-    return both
+    if isinstance(w, PackedNF4) and x.shape[0] <= FUSED_NORM_ROWS:
+        config = _few(x, w)
+        if config is not None and config.split == 1:
+            lines = _lined(x), residual.contiguous(), norm.contiguous()
+            return norm_multiply_few(*lines, eps, w, bias, config)
+    normed, total = add_rms_norm(x, residual, norm, eps)
+    return linear(normed, w, bias), total
 
 
-def _few(x: Tensor, w: Weight) -> tuple[ModuleType | None, FewConfig | None]:
-    """The kernel for few rows and its configuration, where there is one that was faster."""
-    if not isinstance(w, PackedNF4) or x.dtype != torch.bfloat16 or not overlaps(x.device):
-        return None, None
-    if not x.shape[0] or not w.rows or not w.columns:
-        return None, None
-    config = choose_few(x.shape[0], w.rows, w.blocks)
-    return (None if config is None else _gluon("few")), config
-
-
-@cache
-def _gluon(name: str) -> ModuleType | None:
-    """A kernel in Gluon, an experimental part of Triton that a version may lack."""
-    try:
-        return import_module(f"kernels.nf4.{name}")
-    except (ImportError, AttributeError):
+def _few(x: Tensor, w: PackedNF4) -> FewConfig | None:
+    """The configuration of the kernel for few rows, where that was the faster one."""
+    if x.dtype != torch.bfloat16 or not overlaps(x.device):
         return None
+    if not x.shape[0] or not w.rows or not w.columns:
+        return None
+    return choose_few(x.shape[0], w.rows, w.blocks)
 
 
 def _lined(x: Tensor) -> Tensor:

@@ -6,16 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 triton = pytest.importorskip("triton")
 
 from triton.backends.compiler import GPUTarget  # noqa: E402 (after the skip)
 from triton.experimental.gluon._runtime import GluonASTSource  # noqa: E402
 
+from kernels.nf4.few import multiply_few  # noqa: E402
 from kernels.nf4.few_choice import choose_few  # noqa: E402
 from kernels.nf4.few_config import FewConfig, held_rows  # noqa: E402
 from kernels.nf4.few_kernel import nf4_few  # noqa: E402
 from kernels.nf4.lookup import LUT_BYTES  # noqa: E402
+from kernels.nf4.packed_weight import PackedNF4  # noqa: E402
 
 POINTERS = {
     **{f"p_{name}": "*bf16" for name in ("x", "residual", "norm", "total", "bias", "y")},
@@ -92,3 +95,11 @@ def test_wrong_configurations_are_named() -> None:
     for change in ({"tiles": 3}, {"warps": 2}, {"programs": 265}, {"split": 0}):
         with pytest.raises(ValueError, match=next(iter(change))):
             FewConfig(**{**good, **change})
+
+
+def test_a_split_output_that_the_workspace_has_no_room_for_is_refused() -> None:
+    config = FewConfig(tiles=1, pairs=1, warps=8, split=2, programs=264)
+    words, scales = (torch.zeros(1, n, dtype=torch.int32) for n in (64 * 128, 16))
+    w = PackedNF4(words=words, scales=scales, rest=scales, rows=1 << 20, columns=4096)
+    with pytest.raises(ValueError, match="split must be 1 for so large an output"):
+        multiply_few(torch.zeros(1, 4096, dtype=torch.bfloat16), w, None, config)

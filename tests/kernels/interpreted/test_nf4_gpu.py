@@ -1,7 +1,5 @@
 """The packed NF4 shard and its kernels, interpreted: float16 and float32 on CPU tensors."""
 
-import sys
-
 import pytest
 import torch
 from torch import Tensor
@@ -165,14 +163,6 @@ def test_every_measured_configuration_can_be_made_and_is_for_its_rows() -> None:
         config = choose_wide(rows, shape[0], shape[1] // 64)
         assert config == as_wide_config(values) and config.rows <= rows
     assert choose_wide(1, 4096, 64) is None
-
-
-@pytest.mark.parametrize("name", ["few", "wide"])
-def test_a_triton_without_gluon_leaves_the_other_product(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, f"kernels.nf4.{name}", None)
-    assert gpu._gluon.__wrapped__(name) is None
 
 
 def test_a_pair_of_values_is_looked_up_by_a_byte() -> None:
