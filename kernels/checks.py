@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention import AttentionBatch
-from kernels.lora import LoraSegments
+from kernels.lora import LoraBatch, LoraTarget
 from kernels.nf4 import Weight
 
 
@@ -37,61 +37,29 @@ def check_flat(flat: Tensor, blocksize: int) -> None:
         raise ValueError("flat must be finite, got NaN or infinity")
 
 
-def check_lora(
-    rows: Tensor, name: str, arena: Tensor, descriptors: Tensor, layer: int, num_sites: int
-) -> None:
-    """Check what `lora_shrink` and `lora_expand_` share."""
-    if rows.ndim != 2 or not rows.is_floating_point():
-        reject(name, "floating point of rank 2", rows)
-    if arena.ndim != 1 or arena.dtype != torch.uint8 or not arena.is_contiguous():
-        reject("arena", "flat contiguous uint8", arena)
-    if descriptors.ndim != 1 or descriptors.dtype != torch.int64 or not descriptors.is_contiguous():
-        reject("descriptors", "flat contiguous int64", descriptors)
-    if layer < 0 or num_sites < 1:
-        raise ValueError(
-            f"layer must be >= 0 and num_sites >= 1, got layer {layer}, num_sites {num_sites}"
-        )
+def check_lora_input(x: Tensor) -> None:
+    """Check rows that a LoRA op projects."""
+    if x.ndim != 2 or not x.is_floating_point():
+        reject("x", "floating point [T, K]", x)
 
 
-def check_sites(sites: tuple[int, ...], num_sites: int) -> None:
-    """Check the sites of a LoRA op."""
-    if any(not 0 <= site < num_sites for site in sites):
-        raise ValueError(f"sites must be in [0, {num_sites}), got {sites}")
+def check_lora_output(y: Tensor, target: LoraTarget) -> None:
+    """Check rows that a LoRA op writes to."""
+    if y.ndim != 2 or not y.is_floating_point() or y.shape[1] < target.columns:
+        reject("y", f"floating point [T, {target.columns} or more]", y)
 
 
-def check_expand(
-    y: Tensor,
-    h: Tensor,
-    segments: LoraSegments,
-    sites: tuple[int, ...],
-    spans: tuple[tuple[int, int], ...],
-) -> None:
-    """Check what `lora_expand_` has beyond `check_lora`."""
-    expected = (len(sites), y.shape[0], segments.max_rank)
+def check_expand(y: Tensor, h: Tensor, batch: LoraBatch, target: LoraTarget) -> None:
+    """Check the arguments of `lora_expand_`."""
+    check_lora_output(y, target)
+    expected = (len(target.sites), y.shape[0], batch.segments.max_rank)
     if h.shape != expected or h.dtype != torch.float32:
         reject("h", f"float32 {expected}", h)
-    check_spans(y, sites, spans)
 
 
-def check_spans(y: Tensor, sites: tuple[int, ...], spans: tuple[tuple[int, int], ...]) -> None:
-    """Check where in y the sites of a LoRA op write."""
-    if len(spans) != len(sites):
-        raise ValueError(f"spans must have one (start, width) a site, got {spans} for {sites}")
-    end = 0
-    for start, width in sorted(spans):
-        if start < end or width < 0 or start + width > y.shape[1]:
-            raise ValueError(f"spans must be disjoint and inside 0..{y.shape[1]}, got {spans}")
-        end = start + width
-
-
-def check_affine(
-    y: Tensor,
-    sites: tuple[int, ...],
-    spans: tuple[tuple[int, int], ...],
-    bias: Tensor | None,
-) -> None:
-    """Check what `lora_affine_` has beyond `check_lora`."""
-    check_spans(y, sites, spans)
+def check_affine(y: Tensor, target: LoraTarget, bias: Tensor | None) -> None:
+    """Check the arguments of `lora_affine_`."""
+    check_lora_output(y, target)
     if bias is not None and (bias.shape != (y.shape[1],) or not bias.is_floating_point()):
         reject("bias", f"floating point [{y.shape[1]}]", bias)
 

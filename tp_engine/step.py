@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kernels import AttentionBatch, LoraSegments
+from kernels import AttentionBatch, LoraBatch, LoraSegments
 from kernels.entry import SpellOut
 from tp_engine.adapters import AdapterTraits
 from tp_engine.host_step import HostStep
-from tp_engine.layers import LoraBatch, StepInput
+from tp_engine.layers import StepInput
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

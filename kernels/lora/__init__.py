@@ -15,91 +15,31 @@ descriptor number:
     d + first + r + i      (i < r)   byte offset of column i of B (N elements)
     d + first + 2 * r                byte offset of the gain row, -1: none
     d + first + 2 * r + 1            byte offset of the bias row, -1: none
+
+All ops take the step's adapters and the target of a projection: `LoraBatch`, `LoraTarget`. They
+raise ValueError, naming the argument, on a wrong shape or dtype.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
-import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class LoraSegments:
-    """Which rows of a step belong to which adapter. A new one is made for every step.
-
-    Raises ValueError, naming the field, on a wrong shape or dtype.
-    """
-
-    offsets: Tensor
-    """int32 [G + 1], ascending from 0 to T: segment g is rows offsets[g] .. offsets[g + 1]."""
-    descriptors: Tensor
-    """int64 [G], the descriptor number of each segment; -1: base rows."""
-    max_rank: int
-    """The largest r of any site of any adapter in the step; 0: no adapter."""
-    affine: bool = False
-    """Whether any adapter in the step has a gain or a bias row; if none has, `lora_affine_` has
-    nothing to do."""
-    max_rows: int | None = None
-    """No segment of an adapter has more rows; None: no bound but T. Kernels choose by it."""
-    tiles: Tensor | None = None
-    """int32 [C, 4], the segments cut into tiles of up to `tiles.TILE_ROWS` rows, each (descriptor
-    number, first row, end row, tiles in all); those that are left over have number and rows -1.
-    None: not known. Kernels for few rows need them."""
-    memo: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
-    """What a backend derived on the host from the records, kept for this step only: records may
-    be rewritten between steps, never within one."""
-
-    def __post_init__(self) -> None:
-        if self.descriptors.ndim != 1 or self.descriptors.dtype != torch.int64:
-            raise ValueError(
-                f"descriptors must be int64 [G], got {self.descriptors.dtype} "
-                f"{tuple(self.descriptors.shape)}"
-            )
-        expected = (self.descriptors.shape[0] + 1,)
-        if self.offsets.dtype != torch.int32 or tuple(self.offsets.shape) != expected:
-            raise ValueError(
-                f"offsets must be int32 {expected}, got {self.offsets.dtype} "
-                f"{tuple(self.offsets.shape)}"
-            )
-        if self.tiles is not None and (
-            self.tiles.dtype != torch.int32
-            or self.tiles.shape != (self.tiles.shape[0], 4)
-            or not self.tiles.is_contiguous()
-        ):
-            raise ValueError(
-                f"tiles must be contiguous int32 [C, 4], got {self.tiles.dtype} "
-                f"{tuple(self.tiles.shape)}"
-            )
-        if self.max_rank < 0:
-            raise ValueError(f"max_rank must be >= 0, got {self.max_rank}")
-        if self.max_rows is not None and self.max_rows < 0:
-            raise ValueError(f"max_rows must be >= 0 or None, got {self.max_rows}")
+from kernels.lora.segments import LoraBatch, LoraSegments
+from kernels.lora.target import LoraTarget
 
 
 class LoraShrink(Protocol):
     """The first half of a delta."""
 
-    def __call__(
-        self,
-        x: Tensor,
-        arena: Tensor,
-        descriptors: Tensor,
-        segments: LoraSegments,
-        *,
-        layer: int,
-        sites: tuple[int, ...],
-        num_sites: int,
-    ) -> Tensor:
+    def __call__(self, x: Tensor, batch: LoraBatch, target: LoraTarget) -> Tensor:
         """Project rows onto the A rows of their own adapters.
 
         Semantics: h[i, t, j] = dot(x[t], A row j of sites[i] of t's adapter), summed in float32;
         zero where t has no adapter, the site isn't targeted, or j >= r.
 
-        x [T, K] floating point, the input that all `sites` share; arena uint8 flat; descriptors
-        int64 flat; returns a new float32 [len(sites), T, max_rank]. T and K may be 0. Raises
-        ValueError, naming the argument, on a wrong shape or dtype.
+        x [T, K] floating point, the input that all sites share; returns a new float32 [len(sites),
+        T, max_rank]. T and K may be 0.
 
         A backend may return h in P parts instead, float32 [P, len(sites), T, max_rank], to be
         added in order by its own `lora_expand_`; what is said above to be zero is undefined there.
@@ -110,19 +50,7 @@ class LoraShrink(Protocol):
 class LoraExpand(Protocol):
     """The second half of a delta, added in place."""
 
-    def __call__(
-        self,
-        y: Tensor,
-        h: Tensor,
-        arena: Tensor,
-        descriptors: Tensor,
-        segments: LoraSegments,
-        *,
-        layer: int,
-        sites: tuple[int, ...],
-        num_sites: int,
-        spans: tuple[tuple[int, int], ...],
-    ) -> None:
+    def __call__(self, y: Tensor, h: Tensor, batch: LoraBatch, target: LoraTarget) -> None:
         """Add the delta to the base output.
 
         Semantics: y[t, start : start + width] += scale * sum_j h[i, t, j] * (B column j of sites[i]
@@ -131,8 +59,7 @@ class LoraExpand(Protocol):
         their bits.
 
         y [T, N_total] floating point, written in place; h as `lora_shrink` of the same backend
-        returned it; spans are disjoint and inside N_total. Widths may be 0. Raises ValueError,
-        naming the argument, on a wrong shape or dtype.
+        returned it.
         """
         ...
 
@@ -140,23 +67,10 @@ class LoraExpand(Protocol):
 class LoraAdd(Protocol):
     """Both halves of a delta at once."""
 
-    def __call__(
-        self,
-        y: Tensor,
-        x: Tensor,
-        arena: Tensor,
-        descriptors: Tensor,
-        segments: LoraSegments,
-        *,
-        layer: int,
-        sites: tuple[int, ...],
-        num_sites: int,
-        spans: tuple[tuple[int, int], ...],
-    ) -> None:
+    def __call__(self, y: Tensor, x: Tensor, batch: LoraBatch, target: LoraTarget) -> None:
         """Add the delta of x to the base output.
 
-        Semantics: `lora_expand_` of what `lora_shrink` returns for x, with the same arguments and
-        errors.
+        Semantics: `lora_expand_` of what `lora_shrink` returns for x, with the same arguments.
         """
         ...
 
@@ -165,17 +79,7 @@ class LoraAffine(Protocol):
     """What an adapter does to a projection beside its delta: gains (DoRA) and biases."""
 
     def __call__(
-        self,
-        y: Tensor,
-        arena: Tensor,
-        descriptors: Tensor,
-        segments: LoraSegments,
-        *,
-        layer: int,
-        sites: tuple[int, ...],
-        num_sites: int,
-        spans: tuple[tuple[int, int], ...],
-        bias: Tensor | None,
+        self, y: Tensor, batch: LoraBatch, target: LoraTarget, bias: Tensor | None
     ) -> None:
         """Apply the gain row and the bias row of each row's own adapter, where there are such.
 
@@ -184,8 +88,7 @@ class LoraAffine(Protocol):
         adapter, in float32, rounded once to y.dtype. Where neither is there, y keeps its bits.
 
         y [T, N_total] floating point, written in place; bias [N_total], which y has in it and gains
-        do not scale; the rest as in `lora_expand_`. Raises ValueError, naming the argument, on a
-        wrong shape or dtype.
+        do not scale.
         """
         ...
 
@@ -194,17 +97,7 @@ class LoraBeside(Protocol):
     """Both halves of a delta, while the base product runs."""
 
     def __call__(
-        self,
-        base: Callable[[], Tensor],
-        x: Tensor,
-        arena: Tensor,
-        descriptors: Tensor,
-        segments: LoraSegments,
-        *,
-        layer: int,
-        sites: tuple[int, ...],
-        num_sites: int,
-        spans: tuple[tuple[int, int], ...],
+        self, base: Callable[[], Tensor], x: Tensor, batch: LoraBatch, target: LoraTarget
     ) -> tuple[Tensor, Tensor] | None:
         """Call `base` and make the delta of x, side by side where the device can.
 
@@ -214,7 +107,7 @@ class LoraBeside(Protocol):
 
         `base` must write nothing that others read but its result [T, N_total], of x's dtype; spans
         lie side by side and cover N_total. None, with `base` not called, where there is no such
-        way. Raises ValueError as `lora_add_`.
+        way.
         """
         ...
 
@@ -223,26 +116,17 @@ class LoraSiluMul(Protocol):
     """The gated activation, behind a projection with deltas and before another."""
 
     def __call__(
-        self,
-        gate_up: Tensor,
-        x: Tensor,
-        arena: Tensor,
-        descriptors: Tensor,
-        segments: LoraSegments,
-        *,
-        layer: int,
-        sites: tuple[int, ...],
-        down: int,
-        num_sites: int,
+        self, gate_up: Tensor, x: Tensor, batch: LoraBatch, target: LoraTarget, down: LoraTarget
     ) -> tuple[Tensor, Tensor] | None:
         """Add the deltas of x to gate and up, and activate, where one launch does it.
 
-        Semantics: `lora_expand_` of what `lora_shrink` returns for x at `sites`, gate's and up's,
-        onto both halves of gate_up; then `silu_mul`. gate_up itself is not written.
+        Semantics: `lora_expand_` of what `lora_shrink` returns for x at the target, whose two sites
+        are gate's and up's, onto both halves of gate_up; then `silu_mul`. gate_up itself is not
+        written.
 
         x [T, K], gate_up [T, 2I] and the result [T, I] are of one dtype. Returns the result, and
-        what `lora_shrink` of the same backend returns for it at site `down`; None where the parts
-        are to be called. Raises ValueError, naming the argument, on a wrong shape or dtype.
+        what `lora_shrink` of the same backend returns for it at `down`, which has one site; None
+        where the parts are to be called.
         """
         ...
 
@@ -250,9 +134,11 @@ class LoraSiluMul(Protocol):
 __all__ = [
     "LoraAdd",
     "LoraAffine",
+    "LoraBatch",
     "LoraBeside",
     "LoraExpand",
     "LoraSegments",
     "LoraShrink",
     "LoraSiluMul",
+    "LoraTarget",
 ]

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.lora import LoraSegments
+from kernels.lora import LoraBatch
 
 Words = NDArray[np.int64]
 
@@ -92,14 +92,15 @@ class LayerGroup:
 class StepBatches:
     """The groups of one step. Lives in `LoraSegments.memo`, so that no record outlives its step."""
 
-    def __init__(self, segments: LoraSegments, descriptors: Tensor, tile: int | None) -> None:
+    def __init__(self, batch: LoraBatch, tile: int | None) -> None:
         """With `tile`, items are cut and padded to that many rows: one shape for every batch."""
+        segments = batch.segments
         bounds: list[int] = segments.offsets.tolist()
         self.total = bounds[-1]
         self.items = list(_items(bounds, segments.descriptors.tolist(), tile))
         self._tile = tile
         self._max_rank = segments.max_rank
-        self._words: Words = descriptors.numpy()
+        self._words: Words = batch.descriptors.numpy()
         self._numbers = np.array([item.number for item in self.items], dtype=np.int64)
         self._layers: dict[tuple[int, int], list[LayerGroup]] = {}
         self._groups: dict[bytes, list[RowGroup]] = {}

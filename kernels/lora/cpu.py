@@ -8,99 +8,52 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kernels.checks import check_expand, check_lora, check_segment_rows, check_sites
-from kernels.lora import LoraSegments
+from kernels.checks import check_expand, check_lora_input, check_segment_rows
+from kernels.lora import LoraBatch, LoraTarget
 from kernels.lora.batches import LayerGroup, RowGroup, StepBatches, site_runs
+from kernels.lora.composed import lora_add_of
 from kernels.scratch import SCRATCH
 
 
-def lora_shrink(
-    x: Tensor,
-    arena: Tensor,
-    descriptors: Tensor,
-    segments: LoraSegments,
-    *,
-    layer: int,
-    sites: tuple[int, ...],
-    num_sites: int,
-) -> Tensor:
+def lora_shrink(x: Tensor, batch: LoraBatch, target: LoraTarget) -> Tensor:
     """See `kernels.lora.LoraShrink`."""
-    check_lora(x, "x", arena, descriptors, layer, num_sites)
-    check_sites(sites, num_sites)
-    return shrink(x, arena, step_batches(segments, descriptors), segments, layer, sites, num_sites)
+    check_lora_input(x)
+    return shrink(x, batch, step_batches(batch), target)
 
 
-def lora_expand_(
-    y: Tensor,
-    h: Tensor,
-    arena: Tensor,
-    descriptors: Tensor,
-    segments: LoraSegments,
-    *,
-    layer: int,
-    sites: tuple[int, ...],
-    num_sites: int,
-    spans: tuple[tuple[int, int], ...],
-) -> None:
+def lora_expand_(y: Tensor, h: Tensor, batch: LoraBatch, target: LoraTarget) -> None:
     """See `kernels.lora.LoraExpand`."""
-    check_lora(y, "y", arena, descriptors, layer, num_sites)
-    check_sites(sites, num_sites)
-    check_expand(y, h, segments, sites, spans)
-    batches = step_batches(segments, descriptors)
-    expand_(y, h, arena, batches, layer, sites, num_sites, spans)
+    check_expand(y, h, batch, target)
+    expand_(y, h, batch, step_batches(batch), target)
 
 
-def lora_add_(
-    y: Tensor,
-    x: Tensor,
-    arena: Tensor,
-    descriptors: Tensor,
-    segments: LoraSegments,
-    *,
-    layer: int,
-    sites: tuple[int, ...],
-    num_sites: int,
-    spans: tuple[tuple[int, int], ...],
-) -> None:
-    """See `kernels.lora.LoraAdd`."""
-    memory = (arena, descriptors, segments)
-    h = lora_shrink(x, *memory, layer=layer, sites=sites, num_sites=num_sites)
-    lora_expand_(y, h, *memory, layer=layer, sites=sites, num_sites=num_sites, spans=spans)
+lora_add_ = lora_add_of(lora_shrink, lora_expand_)
 
 
-def step_batches(
-    segments: LoraSegments, descriptors: Tensor, tile: int | None = None
-) -> StepBatches:
+def step_batches(batch: LoraBatch, tile: int | None = None) -> StepBatches:
     """Return the step's groups, made once a step and table of records."""
-    key = (descriptors.data_ptr(), tile)
-    found = segments.memo.get(key)
+    memo, key = batch.segments.memo, (batch.descriptors.data_ptr(), tile)
+    found = memo.get(key)
     if not isinstance(found, StepBatches):
-        found = segments.memo[key] = StepBatches(segments, descriptors, tile)
+        found = memo[key] = StepBatches(batch, tile)
     return found
 
 
 def shrink(
-    x: Tensor,
-    arena: Tensor,
-    batches: StepBatches,
-    segments: LoraSegments,
-    layer: int,
-    sites: tuple[int, ...],
-    num_sites: int,
-    lanes: int = 1,
+    x: Tensor, batch: LoraBatch, batches: StepBatches, target: LoraTarget, lanes: int = 1
 ) -> Tensor:
     """Compute `lora_shrink`; rank-rows of a product are padded to a multiple of `lanes`."""
     check_segment_rows("x", x.shape[0], batches.total)
-    width = x.shape[1]
-    placed = batches.groups(layer, num_sites) if width and segments.max_rank else []
+    (rows, width), sites, max_rank = x.shape, target.sites, batch.segments.max_rank
+    placed = batches.groups(target.layer, target.num_sites) if width and max_rank else []
     parts = [
-        (each.group, _project(x, arena, batches, each, units))
+        (each.group, _project(x, batch.arena, batches, each, units))
         for each in placed
         if (units := _site_units(each, sites, lanes)) is not None
     ]
-    if len(parts) == 1 and _covers(*parts[0], sites, x.shape[0], segments.max_rank):
-        return parts[0][1].view(x.shape[0], len(sites), -1).transpose(0, 1)
-    h = torch.zeros(len(sites), x.shape[0], segments.max_rank)
+    if len(parts) == 1 and _covers(*parts[0], sites, rows, max_rank):
+        return parts[0][1].view(rows, len(sites), -1).transpose(0, 1)
+    h = torch.zeros(len(sites), rows, max_rank)
     for group, out in parts:
         _scatter(h, out if group.keep is None else out[group.keep], group, sites)
     return h
@@ -109,33 +62,31 @@ def shrink(
 def expand_(
     y: Tensor,
     h: Tensor,
-    arena: Tensor,
+    batch: LoraBatch,
     batches: StepBatches,
-    layer: int,
-    sites: tuple[int, ...],
-    num_sites: int,
-    spans: tuple[tuple[int, int], ...],
+    target: LoraTarget,
     lanes: int = 1,
 ) -> None:
     """Compute `lora_expand_`; a product has at least `lanes` columns."""
     check_segment_rows("y", y.shape[0], batches.total)
     if not h.numel():
         return
-    for placed in batches.groups(layer, num_sites):
+    sites = target.sites
+    for placed in batches.groups(target.layer, target.num_sites):
         group, items = placed.group, len(placed.group.items)
         scaled = h[:, group.take].view(len(sites), items, group.count, h.shape[2])
         scaled = scaled * placed.scales[_selector(sites)]  # [sites, I, m, max_rank]
-        for run in site_runs(group, sites, spans):
+        for run in site_runs(group, sites, target.spans):
             count, rank, width = run.sites.stop - run.sites.start, run.rank, run.width
             units = placed.b[run.columns.start * items : run.columns.stop * items]
-            b = _rank_rows(arena, batches, units, width, y.dtype).view(-1, rank, width)
+            b = _rank_rows(batch.arena, batches, units, width, y.dtype).view(-1, rank, width)
             left = scaled[run.sites, :, :, :rank].reshape(-1, group.count, rank)
             if width < lanes:
                 b = pad(b, (0, lanes - width))
             delta = torch.bmm(left, b)[..., :width].reshape(count, -1, width)
             delta = delta.transpose(0, 1)  # [I * m, n, width]
-            target = y[:, run.start : run.start + count * width].view(-1, count, width)
-            _add_rows(target, delta, group)
+            written = y[:, run.start : run.start + count * width].view(-1, count, width)
+            _add_rows(written, delta, group)
 
 
 def _project(

@@ -7,8 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.checks import check_affine, check_lora, check_segment_rows, check_sites
-from kernels.lora import LoraSegments
+from kernels.checks import check_affine, check_segment_rows
+from kernels.lora import LoraBatch, LoraTarget
 from kernels.lora.batches import ROW_ALIGNMENT
 
 Words = NDArray[np.int64]
@@ -28,34 +28,21 @@ class _AdapterRows:
     """All records."""
 
 
-def lora_affine_(
-    y: Tensor,
-    arena: Tensor,
-    descriptors: Tensor,
-    segments: LoraSegments,
-    *,
-    layer: int,
-    sites: tuple[int, ...],
-    num_sites: int,
-    spans: tuple[tuple[int, int], ...],
-    bias: Tensor | None,
-) -> None:
+def lora_affine_(y: Tensor, batch: LoraBatch, target: LoraTarget, bias: Tensor | None) -> None:
     """See `kernels.lora.LoraAffine`; element by element, so no row depends on another."""
-    check_lora(y, "y", arena, descriptors, layer, num_sites)
-    check_sites(sites, num_sites)
-    check_affine(y, sites, spans, bias)
-    step = _adapter_rows(segments, descriptors)
+    check_affine(y, target, bias)
+    step = _adapter_rows(batch)
     check_segment_rows("y", y.shape[0], step.total)
-    for site, (start, width) in zip(sites, spans, strict=True):
-        gains, owns = _offsets(step, 2 * (layer * num_sites + site))
+    for head, (start, width) in zip(target.heads, target.spans, strict=True):
+        gains, owns = _offsets(step, head)
         having = (gains >= 0) | (owns >= 0)
         if width == 0 or not having.any():
             continue
         rows = torch.from_numpy(step.rows[having])
         columns = slice(start, start + width)
         values = y[rows, columns].float()  # [R, width]
-        _scale_(values, None if bias is None else bias[columns].float(), arena, gains[having])
-        _add_(values, arena, owns[having])
+        _scale_(values, None if bias is None else bias[columns].float(), batch.arena, gains[having])
+        _add_(values, batch.arena, owns[having])
         y[rows, columns] = values.to(y.dtype)
 
 
@@ -85,15 +72,15 @@ def _float_rows(arena: Tensor, offsets: Words, width: int) -> Tensor:
     return places.index_select(0, torch.from_numpy(offsets // ROW_ALIGNMENT))
 
 
-def _adapter_rows(segments: LoraSegments, descriptors: Tensor) -> _AdapterRows:
+def _adapter_rows(batch: LoraBatch) -> _AdapterRows:
     """Found once a step and table of records."""
-    key = ("affine", descriptors.data_ptr())
+    segments, key = batch.segments, ("affine", batch.descriptors.data_ptr())
     found = segments.memo.get(key)
     if not isinstance(found, _AdapterRows):
         numbers = segments.descriptors.numpy().repeat(np.diff(segments.offsets.numpy()))
         rows = np.flatnonzero(numbers >= 0)
         found = segments.memo[key] = _AdapterRows(
-            total=numbers.size, rows=rows, numbers=numbers[rows], words=descriptors.numpy()
+            total=numbers.size, rows=rows, numbers=numbers[rows], words=batch.descriptors.numpy()
         )
     return found
 

@@ -9,15 +9,20 @@ and adapters early: what writes those must not be the very last launch before it
 memory, so that a device must not run two at a time.
 """
 
-import math
-
 import torch
 import triton
 from torch import Tensor
 
-from kernels.checks import check_lora, check_sites, check_spans, reject
-from kernels.lora import LoraSegments
-from kernels.lora.launches import PRECISION, launch_options, launches, padded
+from kernels.checks import check_lora_input, check_lora_output, reject
+from kernels.lora import LoraBatch, LoraTarget
+from kernels.lora.launches import (
+    PRECISION,
+    check_kernel_rows,
+    launch_options,
+    launches,
+    padded,
+    unit_spans,
+)
 from kernels.lora.plans import AddPlan, plan_add
 from kernels.lora.triton_add import add_kernel
 from kernels.lora.triton_lanes import RANKS
@@ -29,84 +34,65 @@ _EXCHANGES: dict[tuple[torch.device, int], Tensor] = {}
 def add_(
     y: Tensor,
     x: Tensor,
-    arena: Tensor,
-    descriptors: Tensor,
-    segments: LoraSegments,
+    batch: LoraBatch,
+    target: LoraTarget,
     *,
-    layer: int,
-    sites: tuple[int, ...],
-    num_sites: int,
-    spans: tuple[tuple[int, int], ...],
     plan: AddPlan | None = None,
     has_base: bool = True,
 ) -> None:
     """See `kernels.lora.LoraAdd`; the segments' tiles must be known, and y's rows contiguous.
 
-    Without `has_base`, what y holds is not read: the delta itself is written in the columns of
-    `spans`, -0.0 where there is none, which changes nothing that it is added to. Such a launch,
+    Without `has_base`, what y holds is not read: the delta itself is written in the columns of the
+    target, -0.0 where there is none, which changes nothing that it is added to. Such a launch,
     being in a branch, begins when all before it have ended.
     """
-    check_lora(x, "x", arena, descriptors, layer, num_sites)
-    check_lora(y, "y", arena, descriptors, layer, num_sites)
-    check_sites(sites, num_sites)
-    check_spans(y, sites, spans)
+    check_lora_input(x)
+    check_lora_output(y, target)
+    check_kernel_rows("x", x)
     rows, width = x.shape
-    assert segments.tiles is not None
-    if x.dtype not in PRECISION:
-        reject("x", f"of dtype {', '.join(map(str, PRECISION))}", x)
-    if y.dtype != x.dtype or y.shape[0] != rows or (y.numel() and y.stride(1) != 1):
-        reject("y", f"{x.dtype} [{rows}, N] of contiguous rows", y)
-    if not (rows and segments.max_rank and len(segments.tiles)):
+    if y.dtype != x.dtype or y.shape[0] != rows:
+        reject("y", f"{x.dtype} [{rows}, N]", y)
+    check_kernel_rows("y", y, written=True)
+    if not (rows and batch.segments.max_rank):
         return
     x = x if x.stride(1) == 1 else x.contiguous()
-    plan = plan or plan_add(rows, width, segments.max_rank)
-    for at in launches(len(sites)):
-        if any(size for _, size in spans[at]):
-            heads = [2 * (layer * num_sites + site) for site in sites[at]]
-            _launch(y, x, arena, descriptors, segments, heads, spans[at], plan, has_base)
+    plan = plan or plan_add(rows, width, batch.segments.max_rank)
+    for _, launch in launches(target):
+        if any(size for _, size in launch.spans):
+            _launch(y, x, batch, launch, plan, has_base)
 
 
 def _launch(
-    y: Tensor,
-    x: Tensor,
-    arena: Tensor,
-    descriptors: Tensor,
-    segments: LoraSegments,
-    heads: list[int],
-    spans: tuple[tuple[int, int], ...],
-    plan: AddPlan,
-    has_base: bool,
+    y: Tensor, x: Tensor, batch: LoraBatch, launch: LoraTarget, plan: AddPlan, has_base: bool
 ) -> None:
-    """Launch once, for up to three sites, whose heads are words of a record."""
-    tiles, (rows, width) = segments.tiles, x.shape
+    """Launch once, for up to three sites."""
+    tiles, max_rank, (rows, width) = batch.segments.tiles, batch.segments.max_rank, x.shape
     assert tiles is not None
-    starts, widths = zip(*spans, strict=True)
-    vector = math.gcd(16, *starts, *widths)
-    parts, capacity = plan.parts(width), len(tiles)
-    room = RANKS.value * triton.cdiv(segments.max_rank, RANKS.value)
-    shrinks = min(plan.programs, capacity * len(heads) * parts)
-    blocks = sum(triton.cdiv(size, plan.columns) for size in widths)
-    exchange = exchange_memory(x.device, len(heads) * rows * parts * room)
+    sites, capacity, parts = len(launch.sites), len(tiles), plan.parts(width)
+    vector, spans = unit_spans(launch)
+    room = RANKS.value * triton.cdiv(max_rank, RANKS.value)
+    shrinks = min(plan.programs, capacity * sites * parts)
+    blocks = sum(triton.cdiv(size, plan.columns) for _, size in launch.spans)
+    exchange = exchange_memory(x.device, sites * rows * parts * room)
     add_kernel[(shrinks + min(plan.programs, capacity * blocks),)](
         x,
         y,
-        arena,
+        batch.arena,
         tiles,
-        descriptors,
+        batch.descriptors,
         exchange[COUNTER_WORDS:],
         exchange,
         capacity,
         rows,
         shrinks,
-        segments.max_rank,
+        max_rank,
         room,
         width,
         x.stride(0),
         y.stride(0),
-        *padded(heads),
-        *padded([start // vector for start in starts]),
-        *padded([size // vector for size in widths]),
-        SITES=len(heads),
+        *padded(launch.heads),
+        *spans,
+        SITES=sites,
         PARTS=parts,
         SHRINK_STEPS=plan.shrink_steps,
         EXPAND_STEPS=plan.expand_steps,
@@ -117,7 +103,7 @@ def _launch(
         ITEM=x.element_size(),
         PRECISION=PRECISION[x.dtype],
         ONE_ROW=rows == 1,
-        USE_TURNS=segments.max_rank > RANKS.value,
+        USE_TURNS=max_rank > RANKS.value,
         HAS_BASE=has_base,
         num_stages=1,
         maxnreg=plan.registers,

@@ -8,66 +8,55 @@ Launches overlap with the one before them (programmatic dependent launch) and re
 records and adapters early: what writes those must not be the very last launch before a shrink.
 """
 
-import math
-from typing import Any
-
 import torch
 import triton
 from torch import Tensor
 
-from kernels.checks import check_expand, check_lora, check_sites, reject
-from kernels.lora import LoraSegments, decode, prefill
+from kernels.checks import check_expand, check_lora_input
+from kernels.lora import LoraBatch, LoraTarget, decode, prefill
 from kernels.lora.launches import (
     PRECISION,
     SITES_PER_LAUNCH,
+    check_kernel_rows,
     launch_options,
     launches,
     padded,
     row_grid,
+    unit_spans,
 )
 from kernels.lora.plans import MANY_ROWS, ExpandPlan, ShrinkPlan, plan_expand, plan_shrink
 from kernels.lora.prefill_plans import PrefillExpandPlan, PrefillShrinkPlan
 from kernels.lora.triton_expand import expand_kernel
 from kernels.lora.triton_shrink import shrink_kernel
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-
 
 def lora_shrink(
     x: Tensor,
-    arena: Tensor,
-    descriptors: Tensor,
-    segments: LoraSegments,
+    batch: LoraBatch,
+    target: LoraTarget,
     *,
-    layer: int,
-    sites: tuple[int, ...],
-    num_sites: int,
     plan: ShrinkPlan | PrefillShrinkPlan | None = None,
 ) -> Tensor:
     """See `kernels.lora.LoraShrink`; returns h in parts. Ranks above max_rank read as 0."""
-    check_lora(x, "x", arena, descriptors, layer, num_sites)
-    check_sites(sites, num_sites)
-    _check_dtype(x, "x")
-    rows, width = x.shape
+    check_lora_input(x)
+    check_kernel_rows("x", x)
+    segments, sites, (rows, width) = batch.segments, len(target.sites), x.shape
     if not (rows and segments.max_rank and sites and len(segments.descriptors)):
-        return x.new_zeros((len(sites), rows, segments.max_rank), dtype=torch.float32)
+        return x.new_zeros((sites, rows, segments.max_rank), dtype=torch.float32)
     x = x if x.stride(1) == 1 else x.contiguous()
     if isinstance(plan, PrefillShrinkPlan) or (plan is None and rows >= MANY_ROWS):
-        where: Any = {"layer": layer, "sites": sites, "num_sites": num_sites}
-        return prefill.shrink(x, arena, descriptors, segments, **where, plan=plan)
-    together = min(len(sites), SITES_PER_LAUNCH)
-    plan = plan or plan_shrink(rows, segments, together, width, x.dtype)
-    shape = (plan.parts(width), len(sites), rows, segments.max_rank)
+        return prefill.shrink(x, batch, target, plan=plan)
+    plan = plan or plan_shrink(rows, segments, min(sites, SITES_PER_LAUNCH), width, x.dtype)
+    shape = (plan.parts(width), sites, rows, segments.max_rank)
     h = torch.empty(shape, dtype=torch.float32, device=x.device)
     tiles, row_tiles, block_segments = row_grid(segments, rows, plan.block_rows)
-    for at in launches(len(sites)):
-        heads = [2 * (layer * num_sites + site) for site in sites[at]]
-        rank_rows = len(heads) * segments.max_rank
+    for at, launch in launches(target):
+        rank_rows = len(launch.sites) * segments.max_rank
         shrink_kernel[(shape[0], tiles, triton.cdiv(rank_rows, plan.block_ranks))](
             x,
             h[:, at],
-            arena,
-            descriptors,
+            batch.arena,
+            batch.descriptors,
             segments.offsets,
             segments.descriptors,
             len(segments.descriptors),
@@ -77,8 +66,8 @@ def lora_shrink(
             x.stride(0),
             h.stride(0),
             h.stride(1),
-            *padded(heads),
-            SITES=len(heads),
+            *padded(launch.heads),
+            SITES=len(launch.sites),
             BLOCK_SEGMENTS=block_segments,
             BLOCK_ROWS=plan.block_rows,
             BLOCK_RANKS=plan.block_ranks,
@@ -95,59 +84,40 @@ def lora_shrink(
 def lora_expand_(
     y: Tensor,
     h: Tensor,
-    arena: Tensor,
-    descriptors: Tensor,
-    segments: LoraSegments,
+    batch: LoraBatch,
+    target: LoraTarget,
     *,
-    layer: int,
-    sites: tuple[int, ...],
-    num_sites: int,
-    spans: tuple[tuple[int, int], ...],
     plan: ExpandPlan | PrefillExpandPlan | None = None,
 ) -> None:
     """See `kernels.lora.LoraExpand`; y's rows must be contiguous."""
-    check_lora(y, "y", arena, descriptors, layer, num_sites)
-    check_sites(sites, num_sites)
     parts = h if h.ndim == 4 else h[None]  # [P, sites, T, max_rank]
-    check_expand(y, parts[0], segments, sites, spans)
-    _check_dtype(y, "y")
-    if y.numel() and y.stride(1) != 1:
-        reject("y", "of contiguous rows", y)
-    if not (h.numel() and len(segments.descriptors)):
+    check_expand(y, parts[0], batch, target)
+    check_kernel_rows("y", y, written=True)
+    if not (h.numel() and len(batch.segments.descriptors)):
         return
-    rows = y.shape[0]
-    if isinstance(plan, PrefillExpandPlan) or (plan is None and rows >= MANY_ROWS):
-        where: Any = {"layer": layer, "sites": sites, "num_sites": num_sites, "spans": spans}
-        prefill.expand_(y, parts, arena, descriptors, segments, **where, plan=plan)
+    if isinstance(plan, PrefillExpandPlan) or (plan is None and y.shape[0] >= MANY_ROWS):
+        prefill.expand_(y, parts, batch, target, plan=plan)
         return
-    for at in launches(len(sites)):
-        if any(size for _, size in spans[at]):
-            heads = [2 * (layer * num_sites + site) for site in sites[at]]
-            _launch_expand(y, parts[:, at], arena, descriptors, segments, heads, spans[at], plan)
+    for at, launch in launches(target):
+        if any(width for _, width in launch.spans):
+            _launch_expand(y, parts[:, at], batch, launch, plan)
 
 
 def _launch_expand(
-    y: Tensor,
-    parts: Tensor,
-    arena: Tensor,
-    descriptors: Tensor,
-    segments: LoraSegments,
-    heads: list[int],
-    spans: tuple[tuple[int, int], ...],
-    plan: ExpandPlan | None,
+    y: Tensor, parts: Tensor, batch: LoraBatch, launch: LoraTarget, plan: ExpandPlan | None
 ) -> None:
-    """Launch once, for up to three sites, whose heads are words of a record."""
-    rows = y.shape[0]
-    starts, widths = zip(*spans, strict=True)
+    """Launch once, for up to three sites."""
+    rows, segments = y.shape[0], batch.segments
+    widths = [width for _, width in launch.spans]
     chosen = plan or plan_expand(rows, segments, max(widths), y.dtype)
     tiles, row_tiles, block_segments = row_grid(segments, rows, chosen.block_rows)
-    vector = math.gcd(16, *starts, *widths)
+    vector, spans = unit_spans(launch)
     columns = sum(triton.cdiv(width, chosen.block_columns) for width in widths)
     expand_kernel[(columns, tiles)](
         y,
         parts,
-        arena,
-        descriptors,
+        batch.arena,
+        batch.descriptors,
         segments.offsets,
         segments.descriptors,
         len(segments.descriptors),
@@ -156,10 +126,9 @@ def _launch_expand(
         y.stride(0),
         parts.stride(0),
         parts.stride(1),
-        *padded(heads),
-        *padded([start // vector for start in starts]),
-        *padded([width // vector for width in widths]),
-        SITES=len(heads),
+        *padded(launch.heads),
+        *spans,
+        SITES=len(launch.sites),
         PARTS=parts.shape[0],
         BLOCK_SEGMENTS=block_segments,
         BLOCK_ROWS=chosen.block_rows,
@@ -175,31 +144,12 @@ def _launch_expand(
     )
 
 
-def lora_add_(
-    y: Tensor,
-    x: Tensor,
-    arena: Tensor,
-    descriptors: Tensor,
-    segments: LoraSegments,
-    *,
-    layer: int,
-    sites: tuple[int, ...],
-    num_sites: int,
-    spans: tuple[tuple[int, int], ...],
-) -> None:
+def lora_add_(y: Tensor, x: Tensor, batch: LoraBatch, target: LoraTarget) -> None:
     """See `kernels.lora.LoraAdd`; one launch if tiles are known and rows fewer than `MANY_ROWS`."""
-    where: Any = {"layer": layer, "sites": sites, "num_sites": num_sites}
-    memory = (arena, descriptors, segments)
-    if segments.tiles is not None and x.shape[0] < MANY_ROWS:
-        decode.add_(y, x, *memory, **where, spans=spans)
+    if batch.segments.tiles is not None and x.shape[0] < MANY_ROWS:
+        decode.add_(y, x, batch, target)
     else:
-        h = lora_shrink(x, *memory, **where)
-        lora_expand_(y, h, *memory, **where, spans=spans)
-
-
-def _check_dtype(rows: Tensor, name: str) -> None:
-    if rows.dtype not in DTYPES:
-        reject(name, f"of dtype {', '.join(map(str, DTYPES))}", rows)
+        lora_expand_(y, lora_shrink(x, batch, target), batch, target)
 
 
 __all__ = ["lora_add_", "lora_expand_", "lora_shrink"]

@@ -8,55 +8,41 @@ pay a pass over y.
 import triton
 from torch import Tensor
 
-from kernels.checks import check_affine, check_lora, check_sites, reject
-from kernels.lora import LoraSegments
-from kernels.lora.launches import launches, padded, row_grid
+from kernels.checks import check_affine
+from kernels.lora import LoraBatch, LoraTarget
+from kernels.lora.launches import check_kernel_rows, launches, padded, row_grid
 from kernels.lora.triton_affine import affine_kernel
 
 BLOCK_ROWS = 8
 BLOCK_N = 256
 
 
-def lora_affine_(
-    y: Tensor,
-    arena: Tensor,
-    descriptors: Tensor,
-    segments: LoraSegments,
-    *,
-    layer: int,
-    sites: tuple[int, ...],
-    num_sites: int,
-    spans: tuple[tuple[int, int], ...],
-    bias: Tensor | None,
-) -> None:
+def lora_affine_(y: Tensor, batch: LoraBatch, target: LoraTarget, bias: Tensor | None) -> None:
     """See `kernels.lora.LoraAffine`; y's rows must be contiguous."""
-    check_lora(y, "y", arena, descriptors, layer, num_sites)
-    check_sites(sites, num_sites)
-    check_affine(y, sites, spans, bias)
-    if y.numel() and y.stride(1) != 1:
-        reject("y", "of contiguous rows", y)
+    check_affine(y, target, bias)
+    check_kernel_rows("y", y, written=True)
+    segments = batch.segments
     if not (y.numel() and len(segments.descriptors)):
         return
     tiles, row_tiles, block_segments = row_grid(segments, y.shape[0], BLOCK_ROWS)
-    for at in launches(len(sites)):
-        starts, widths = zip(*spans[at], strict=True)
+    for _, launch in launches(target):
+        starts, widths = zip(*launch.spans, strict=True)
         if max(widths) == 0:
             continue
-        heads = [2 * (layer * num_sites + site) for site in sites[at]]
-        affine_kernel[(triton.cdiv(max(widths), BLOCK_N), tiles, len(heads))](
+        affine_kernel[(triton.cdiv(max(widths), BLOCK_N), tiles, len(launch.sites))](
             y,
             y if bias is None else bias,
-            arena,
-            descriptors,
+            batch.arena,
+            batch.descriptors,
             segments.offsets,
             segments.descriptors,
             len(segments.descriptors),
             row_tiles,
             y.stride(0),
-            *padded(heads),
+            *padded(launch.heads),
             *padded(starts),
             *padded(widths),
-            SITES=len(heads),
+            SITES=len(launch.sites),
             HAS_BIAS=bias is not None,
             BLOCK_SEGMENTS=block_segments,
             BLOCK_ROWS=BLOCK_ROWS,

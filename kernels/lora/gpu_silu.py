@@ -1,28 +1,17 @@
 """The gated activation on CUDA with the deltas on both sides of it."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from kernels.checks import check_gate_up, reject
-from kernels.lora import LoraSegments, prefill
+from kernels.lora import LoraBatch, LoraSegments, LoraTarget, prefill
 from kernels.lora.gpu import lora_shrink
 from kernels.lora.plans import MANY_ROWS
 from kernels.lora.prefill_plans import MAX_FUSED
 
 
 def lora_silu_mul(
-    gate_up: Tensor,
-    x: Tensor,
-    arena: Tensor,
-    descriptors: Tensor,
-    segments: LoraSegments,
-    *,
-    layer: int,
-    sites: tuple[int, ...],
-    down: int,
-    num_sites: int,
+    gate_up: Tensor, x: Tensor, batch: LoraBatch, target: LoraTarget, down: LoraTarget
 ) -> tuple[Tensor, Tensor] | None:
     """See `kernels.lora.LoraSiluMul`; one launch beside the shrink, where rows are many.
 
@@ -31,15 +20,14 @@ def lora_silu_mul(
     check_gate_up(gate_up)
     if gate_up.dtype != x.dtype or gate_up.shape[0] != x.shape[0]:
         reject("gate_up", f"{x.dtype} [{x.shape[0]}, 2 * I] as x", gate_up)
-    if len(sites) != 2:
-        raise ValueError(f"sites must be gate's and up's, got {sites}")
-    if not 0 <= down < num_sites:
-        raise ValueError(f"down must be in 0 .. {num_sites - 1}, got {down}")
-    if not _fits(gate_up, segments):
+    half = gate_up.shape[1] // 2
+    if target.spans != ((0, half), (half, half)):
+        raise ValueError(f"target must be gate's and up's halves of gate_up, got {target}")
+    if len(down.sites) != 1:
+        raise ValueError(f"down must be of one site, got {down}")
+    if not _fits(gate_up, batch.segments):
         return None
-    memory = (arena, descriptors, segments)
-    where: Any = {"layer": layer, "num_sites": num_sites, "sites": sites}
-    return prefill.silu_mul(gate_up, lora_shrink(x, *memory, **where), *memory, **where, down=down)
+    return prefill.silu_mul(gate_up, lora_shrink(x, batch, target), batch, target, down)
 
 
 def _fits(gate_up: Tensor, segments: LoraSegments) -> bool:

@@ -1,11 +1,15 @@
 """What the launchers of the LoRA kernels share."""
 
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 import triton
+from torch import Tensor
 
-from kernels.lora import LoraSegments
+from kernels.checks import reject
+from kernels.lora import LoraSegments, LoraTarget
 from kernels.overlap import overlaps
 
 SITES_PER_LAUNCH = 3
@@ -13,15 +17,41 @@ PRECISION = {torch.float16: "tf32x3", torch.bfloat16: "halves", torch.float32: "
 """How h, which is float32, is multiplied by a B of each dtype."""
 
 
-def launches(sites: int) -> Iterator[slice]:
-    """Yield the sites of each launch."""
-    for start in range(0, sites, SITES_PER_LAUNCH):
-        yield slice(start, min(sites, start + SITES_PER_LAUNCH))
+def check_kernel_rows(name: str, rows: Tensor, *, written: bool = False) -> None:
+    """Check [T, .] of x or y for a kernel: its dtype, and that rows to be written are contiguous.
+
+    Raises ValueError, naming it.
+    """
+    if rows.dtype not in PRECISION:
+        reject(name, f"of dtype {', '.join(map(str, PRECISION))}", rows)
+    if written and rows.numel() and rows.stride(1) != 1:
+        reject(name, "of contiguous rows", rows)
+
+
+def launches(target: LoraTarget) -> Iterator[tuple[slice, LoraTarget]]:
+    """Yield the sites of each launch: their places in the target, and a target of their own."""
+    count = len(target.sites)
+    if 0 < count <= SITES_PER_LAUNCH:
+        yield slice(0, count), target
+        return
+    for start in range(0, count, SITES_PER_LAUNCH):
+        at = slice(start, min(count, start + SITES_PER_LAUNCH))
+        yield at, replace(target, sites=target.sites[at], spans=target.spans[at])
 
 
 def padded(values: Sequence[int]) -> tuple[int, ...]:
     """Return the values and zeros for the sites that the launch doesn't have."""
     return (*values, *(0,) * (SITES_PER_LAUNCH - len(values)))
+
+
+def unit_spans(target: LoraTarget) -> tuple[int, tuple[int, ...]]:
+    """Return VECTOR, and the starts and widths of a launch's sites, padded, in units of it."""
+    starts, widths = zip(*target.spans, strict=True)
+    vector = math.gcd(16, *starts, *widths)
+    return vector, (
+        *padded([start // vector for start in starts]),
+        *padded([width // vector for width in widths]),
+    )
 
 
 def row_grid(segments: LoraSegments, rows: int, block_rows: int) -> tuple[int, int, int]:
@@ -31,8 +61,7 @@ def row_grid(segments: LoraSegments, rows: int, block_rows: int) -> tuple[int, i
     a segment of n rows fills at most n // block_rows + 1.
     """
     count = len(segments.descriptors)
-    longest = rows if segments.max_rows is None else min(rows, segments.max_rows)
-    each = max(1, triton.cdiv(longest, block_rows))
+    each = max(1, triton.cdiv(segments.longest(rows), block_rows))
     packed = count + rows // block_rows
     if count * each <= packed:
         return count * each, each, 0
@@ -54,9 +83,11 @@ def launch_options(device: torch.device, warps: int, overlap: bool = True) -> di
 __all__ = [
     "PRECISION",
     "SITES_PER_LAUNCH",
+    "check_kernel_rows",
     "launch_options",
     "launches",
     "padded",
     "row_grid",
     "segment_block",
+    "unit_spans",
 ]

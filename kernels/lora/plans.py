@@ -109,7 +109,7 @@ def plan_shrink(
     rows: int, segments: LoraSegments, sites: int, width: int, dtype: torch.dtype
 ) -> ShrinkPlan:
     """Return the plan for x [rows, width] and a launch of `sites` sites."""
-    longest = rows if segments.max_rows is None else min(rows, segments.max_rows)
+    longest = segments.longest(rows)
     size = max(2, dtype.itemsize)
     wide = width > 8192  # twice the in-features a program, for half the parts
     block_k = min((2048 if wide else 1024) // size, _power(16, width))
@@ -127,7 +127,7 @@ def plan_shrink(
 
 def plan_expand(rows: int, segments: LoraSegments, width: int, dtype: torch.dtype) -> ExpandPlan:
     """Return the plan for y [rows, ...], the widest site of the launch having `width` columns."""
-    longest = rows if segments.max_rows is None else min(rows, segments.max_rows)
+    longest = segments.longest(rows)
     size = max(2, dtype.itemsize)
     sums = _sums(rows, longest)
     return ExpandPlan(

@@ -3,20 +3,20 @@
 The arguments are as `kernels.lora` says, and have been checked.
 """
 
-import math
-
 import torch
 import triton
 from torch import Tensor
 
-from kernels.lora import LoraSegments
+from kernels.lora import LoraBatch, LoraTarget
 from kernels.lora.launches import (
     PRECISION,
+    SITES_PER_LAUNCH,
     launch_options,
     launches,
     padded,
     row_grid,
     segment_block,
+    unit_spans,
 )
 from kernels.lora.prefill_plans import (
     PrefillExpandPlan,
@@ -31,33 +31,24 @@ from kernels.lora.triton_prefill_silu import prefill_silu_kernel
 
 
 def shrink(
-    x: Tensor,
-    arena: Tensor,
-    descriptors: Tensor,
-    segments: LoraSegments,
-    *,
-    layer: int,
-    sites: tuple[int, ...],
-    num_sites: int,
-    plan: PrefillShrinkPlan | None = None,
+    x: Tensor, batch: LoraBatch, target: LoraTarget, *, plan: PrefillShrinkPlan | None = None
 ) -> Tensor:
     """See `kernels.lora.LoraShrink`; returns h in parts."""
-    rows, width = x.shape
-    together = len(sites[next(launches(len(sites)))])
+    segments, sites, (rows, width) = batch.segments, len(target.sites), x.shape
+    together = min(sites, SITES_PER_LAUNCH)
     plan = plan or plan_shrink(rows, together, segments.max_rank, width, x.dtype)
     blocks = triton.cdiv(width, plan.block_k)
     steps = max(1, triton.cdiv(blocks, plan.parts))
-    shape = (max(1, triton.cdiv(blocks, steps)), len(sites), rows, segments.max_rank)
+    shape = (max(1, triton.cdiv(blocks, steps)), sites, rows, segments.max_rank)
     h = torch.empty(shape, dtype=torch.float32, device=x.device)
     tiles, row_tiles, block_segments = row_grid(segments, rows, plan.block_rows)
-    for at in launches(len(sites)):
-        heads = [2 * (layer * num_sites + site) for site in sites[at]]
-        rank_blocks = triton.cdiv(len(heads) * segments.max_rank, plan.block_ranks)
+    for at, launch in launches(target):
+        rank_blocks = triton.cdiv(len(launch.sites) * segments.max_rank, plan.block_ranks)
         prefill_shrink_kernel[(rank_blocks, shape[0], tiles)](
             x,
             h[:, at],
-            arena,
-            descriptors,
+            batch.arena,
+            batch.descriptors,
             segments.offsets,
             segments.descriptors,
             len(segments.descriptors),
@@ -67,9 +58,9 @@ def shrink(
             x.stride(0),
             h.stride(0),
             h.stride(1),
-            *padded(heads),
+            *padded(launch.heads),
             steps,
-            SITES=len(heads),
+            SITES=len(launch.sites),
             BLOCK_SEGMENTS=block_segments,
             BLOCK_ROWS=plan.block_rows,
             BLOCK_RANKS=plan.block_ranks,
@@ -85,31 +76,26 @@ def shrink(
 def expand_(
     y: Tensor,
     parts: Tensor,
-    arena: Tensor,
-    descriptors: Tensor,
-    segments: LoraSegments,
+    batch: LoraBatch,
+    target: LoraTarget,
     *,
-    layer: int,
-    sites: tuple[int, ...],
-    num_sites: int,
-    spans: tuple[tuple[int, int], ...],
     plan: PrefillExpandPlan | None = None,
 ) -> None:
     """See `kernels.lora.LoraExpand`; h comes in parts."""
-    for at in launches(len(sites)):
-        starts, widths = zip(*spans[at], strict=True)
+    rows, segments = y.shape[0], batch.segments
+    for at, launch in launches(target):
+        widths = [width for _, width in launch.spans]
         if not any(widths):
             continue
-        heads = [2 * (layer * num_sites + site) for site in sites[at]]
-        chosen = plan or plan_expand(y.shape[0], segments.max_rank, max(widths), y.dtype)
-        tiles, row_tiles, block_segments = row_grid(segments, y.shape[0], chosen.block_rows)
-        vector = math.gcd(16, *starts, *widths)
+        chosen = plan or plan_expand(rows, segments.max_rank, max(widths), y.dtype)
+        tiles, row_tiles, block_segments = row_grid(segments, rows, chosen.block_rows)
+        vector, spans = unit_spans(launch)
         chunks = sum(triton.cdiv(width, chosen.columns) for width in widths)
         prefill_expand_kernel[(chunks, tiles)](
             y,
             parts[:, at],
-            arena,
-            descriptors,
+            batch.arena,
+            batch.descriptors,
             segments.offsets,
             segments.descriptors,
             len(segments.descriptors),
@@ -118,10 +104,9 @@ def expand_(
             y.stride(0),
             parts.stride(0),
             parts.stride(1),
-            *padded(heads),
-            *padded([start // vector for start in starts]),
-            *padded([width // vector for width in widths]),
-            SITES=len(heads),
+            *padded(launch.heads),
+            *spans,
+            SITES=len(launch.sites),
             PARTS=parts.shape[0],
             BLOCK_SEGMENTS=block_segments,
             BLOCK_ROWS=chosen.block_rows,
@@ -143,18 +128,14 @@ def expand_(
 def silu_mul(
     gate_up: Tensor,
     parts: Tensor,
-    arena: Tensor,
-    descriptors: Tensor,
-    segments: LoraSegments,
+    batch: LoraBatch,
+    target: LoraTarget,
+    down: LoraTarget,
     *,
-    layer: int,
-    sites: tuple[int, ...],
-    down: int,
-    num_sites: int,
     plan: PrefillExpandPlan | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See `kernels.lora.LoraSiluMul`; h comes and goes in parts. max_rank is at most MAX_FUSED."""
-    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    rows, width, segments = gate_up.shape[0], gate_up.shape[1] // 2, batch.segments
     plan = plan or plan_silu(segments.max_rank)
     count, chunks = len(segments.descriptors), triton.cdiv(width, plan.columns)
     out = gate_up.new_empty((rows, width))
@@ -164,8 +145,8 @@ def silu_mul(
         parts,
         out,
         h_down,
-        arena,
-        descriptors,
+        batch.arena,
+        batch.descriptors,
         segments.offsets,
         segments.descriptors,
         count,
@@ -175,7 +156,8 @@ def silu_mul(
         parts.stride(0),
         parts.stride(1),
         h_down.stride(0),
-        *[2 * (layer * num_sites + site) for site in (*sites, down)],
+        *target.heads,
+        *down.heads,
         PARTS=parts.shape[0],
         BLOCK_SEGMENTS=segment_block(count),
         BLOCK_ROWS=plan.block_rows,

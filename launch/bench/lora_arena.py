@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.lora import LoraSegments
+from kernels.lora import LoraBatch, LoraSegments, LoraTarget
 from kernels.lora.tiles import tile_table
 
 INPUTS = (4096, 4096, 4096, 4096, 4096, 4096, 14336)
@@ -45,6 +45,12 @@ class Module:
         """N."""
         return sum(OUTPUTS[site] for site in self.sites)
 
+    def target(self, layer: int) -> LoraTarget:
+        """Its sites in a layer."""
+        return LoraTarget(
+            layer=layer, sites=self.sites, num_sites=NUM_SITES, spans=self.spans
+        )
+
 
 MODULES = (
     Module(name="qkv", sites=(0, 1, 2)),
@@ -68,25 +74,22 @@ class Adapters:
     """r of each adapter, the same at all sites."""
     layers: int
 
-    def segments(self, counts: Sequence[int], who: Sequence[int | None]) -> LoraSegments:
-        """Segments of `counts` rows of adapters `who`; None: base rows."""
+    def batch(self, counts: Sequence[int], who: Sequence[int | None]) -> LoraBatch:
+        """A step with segments of `counts` rows of adapters `who`; None: base rows."""
         device = self.arena.device
+        numbers = [-1 if w is None else self.numbers[w] for w in who]
         chosen = [(n, self.ranks[w]) for n, w in zip(counts, who, strict=True) if w is not None]
-        return LoraSegments(
+        segments = LoraSegments(
             offsets=torch.tensor(np.cumsum([0, *counts]), dtype=torch.int32).to(device),
-            descriptors=torch.tensor([-1 if w is None else self.numbers[w] for w in who]).to(
-                device
-            ),
+            descriptors=torch.tensor(numbers).to(device),
             max_rank=max((r for _, r in chosen), default=0),
             max_rows=max((n for n, _ in chosen), default=0),
-            tiles=self._tiles(counts, who),
+            # Room for as many tiles as rows, as a captured step has.
+            tiles=torch.from_numpy(
+                tile_table(np.array(counts), np.array(numbers), sum(counts))
+            ).to(device),
         )
-
-    def _tiles(self, counts: Sequence[int], who: Sequence[int | None]) -> Tensor:
-        """Room for as many tiles as rows, as a captured step has."""
-        numbers = [-1 if w is None else self.numbers[w] for w in who]
-        table = tile_table(np.array(counts), np.array(numbers), sum(counts))
-        return torch.from_numpy(table).to(self.arena.device)
+        return LoraBatch(arena=self.arena, descriptors=self.descriptors, segments=segments)
 
     def layer_bytes(self, who: Sequence[int | None]) -> int:
         """Bytes of the rank-rows of one layer of these adapters, each counted once."""
@@ -150,4 +153,4 @@ def zipf(rows: int, adapters: int) -> tuple[list[int], list[int | None]]:
     return counts.tolist(), list(range(adapters))
 
 
-__all__ = ["MODULES", "NUM_SITES", "Adapters", "Module", "deal", "make_adapters", "zipf"]
+__all__ = ["MODULES", "Adapters", "Module", "deal", "make_adapters", "zipf"]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import DenseWeight, Weight
+from kernels import DenseWeight, LoraBatch, Weight
 from kernels.dispatch import ops_for
 from launch.bench.attention.memory import DIM, KV_HEADS, Q_HEADS, paged
 from launch.bench.lora_arena import INPUTS, MODULES, Module
@@ -25,7 +25,6 @@ from tp_engine.layers import (
     MLP,
     Attention,
     ColumnParallel,
-    LoraBatch,
     LoraSites,
     RowParallel,
     StepInput,
@@ -50,11 +49,8 @@ class Layers:
 
     def added(self, step: Step) -> tuple[float, float]:
         """Microseconds a layer without adapters, and what a step's adapters add to them."""
-        adapters = step.case.adapters
-        memory = (adapters.arena, adapters.descriptors, step.segments)
-        lora = LoraBatch(arena=memory[0], descriptors=memory[1], segments=memory[2])
-        count = min(LAYERS, adapters.layers)
-        base, both = (self._time(step.case.rows, each, count) for each in (None, lora))
+        count = min(LAYERS, step.case.adapters.layers)
+        base, both = (self._time(step.case.rows, each, count) for each in (None, step.batch))
         return base, both - base
 
     def _time(self, rows: int, lora: LoraBatch | None, layers: int) -> float:
@@ -103,11 +99,11 @@ class Layers:
         return attention, mlp
 
     def _column(self, layer: int, module: Module) -> ColumnParallel:
-        lora = LoraSites(layer=layer, sites=module.sites, spans=module.spans)
+        lora = LoraSites(target=module.target(layer))
         return ColumnParallel(weights=(self._weight(module),), bias=None, lora=lora, ops=self._ops)
 
     def _row(self, layer: int, module: Module) -> RowParallel:
-        lora = LoraSites(layer=layer, sites=module.sites, spans=module.spans)
+        lora = LoraSites(target=module.target(layer))
         return RowParallel(
             weight=self._weight(module), bias=None, lora=lora, ops=self._ops, comm=self._comm
         )

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.lora import LoraSegments, decode, gpu, reference
+from kernels.lora import LoraBatch, decode, gpu, reference
 from kernels.lora.plans import AddPlan
 from kernels.lora.prefill_plans import PrefillExpandPlan, PrefillShrinkPlan
-from launch.bench.lora_arena import MODULES, NUM_SITES, Adapters, Module
+from launch.bench.lora_arena import MODULES, Adapters, Module
 
 Pair = tuple[PrefillShrinkPlan | None, PrefillExpandPlan | None]
 Plans = AddPlan | Pair | None
@@ -43,7 +43,7 @@ class Step:
     """The tensors of a case."""
 
     case: Case
-    segments: LoraSegments
+    batch: LoraBatch
     inputs: dict[str, Tensor] = field(default_factory=dict)
     outputs: dict[str, Tensor] = field(default_factory=dict)
 
@@ -51,7 +51,7 @@ class Step:
     def of(cls, case: Case) -> Step:
         """Random rows."""
         device = case.adapters.arena.device
-        step = cls(case=case, segments=case.adapters.segments(case.counts, case.who))
+        step = cls(case=case, batch=case.adapters.batch(case.counts, case.who))
         for module in MODULES:
             x, y = (
                 torch.randn(case.rows, size, device=device).bfloat16()
@@ -62,20 +62,15 @@ class Step:
 
     def add(self, module: Module, layer: int, plans: Plans = CHOSEN, ops: Any = gpu) -> None:
         """The delta of one projection: in one launch with an `AddPlan`, in two with a pair."""
-        adapters, x, y = self.case.adapters, self.inputs[module.name], self.outputs[module.name]
-        memory = (adapters.arena, adapters.descriptors, self.segments)
-        where: dict[str, Any] = {
-            "layer": layer,
-            "sites": module.sites,
-            "num_sites": NUM_SITES,
-        }
+        x, y = self.inputs[module.name], self.outputs[module.name]
+        target = module.target(layer)
         if plans is None:
-            ops.lora_add_(y, x, *memory, **where, spans=module.spans)
+            ops.lora_add_(y, x, self.batch, target)
         elif isinstance(plans, AddPlan):
-            decode.add_(y, x, *memory, **where, spans=module.spans, plan=plans)
+            decode.add_(y, x, self.batch, target, plan=plans)
         else:
-            h = gpu.lora_shrink(x, *memory, **where, plan=plans[0])
-            gpu.lora_expand_(y, h, *memory, **where, spans=module.spans, plan=plans[1])
+            h = gpu.lora_shrink(x, self.batch, target, plan=plans[0])
+            gpu.lora_expand_(y, h, self.batch, target, plan=plans[1])
 
     def check(self, plans: dict[str, Plans] | None = None) -> float:
         """Return the largest error of any projection, as a share of the largest delta."""

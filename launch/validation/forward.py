@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels import AttentionBatch, LoraSegments, ops_for
+from kernels import AttentionBatch, LoraBatch, LoraSegments, ops_for
 from launch.validation.loading import Loaded
 from tp_engine.adapters import AdapterRevision, AdapterTraits
 from tp_engine.comm import Comm
-from tp_engine.layers import LoraBatch, StepInput
+from tp_engine.layers import StepInput
 from tp_engine.memory import PageLayout, kv_views
 from tp_engine.models import Decoder
 from tp_engine.plan import NO_ADAPTER

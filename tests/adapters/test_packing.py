@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.lora import LoraSegments
+from kernels.lora import LoraBatch, LoraSegments, LoraTarget
 from kernels.lora.reference import lora_expand_, lora_shrink
 from sharding import SITES, ModelDims, RankCut, cut_model, weight_slice
 from tests.adapters.writing import every_site, random_modules, revision_of
@@ -195,6 +195,7 @@ def test_kernels_compute_each_ranks_delta_from_packed_pages(
             descriptors=torch.tensor([numbers[0], -1, numbers[1]], dtype=torch.int64),
             max_rank=16,
         )
+        batch = LoraBatch(arena=arena, descriptors=descriptors, segments=segments)
         for layer in range(dims.layers):
             for site in range(len(SITES)):
                 part = weight_slice(dims, cut.layers[layer], site)
@@ -202,12 +203,14 @@ def test_kernels_compute_each_ranks_delta_from_packed_pages(
                     dtype
                 )
                 y = torch.zeros(6, part.rows.size)
-                at = {"layer": layer, "sites": (site,), "num_sites": len(SITES)}
-                h = lora_shrink(x, arena, descriptors, segments, **at)
-                out = y.to(dtype)
-                lora_expand_(
-                    out, h, arena, descriptors, segments, spans=((0, part.rows.size),), **at
+                target = LoraTarget(
+                    layer=layer,
+                    sites=(site,),
+                    num_sites=len(SITES),
+                    spans=((0, part.rows.size),),
                 )
+                out = y.to(dtype)
+                lora_expand_(out, lora_shrink(x, batch, target), batch, target)
                 for rows, revision in ((slice(0, 3), first), (slice(4, 6), second)):
                     module = revision.modules.get((layer, site))
                     if module is not None:

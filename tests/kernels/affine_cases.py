@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.lora import LoraAffine, LoraSegments
+from kernels.lora import LoraAffine, LoraSegments, LoraTarget
 from tests.kernels.rank_rows import Arena, Shape, make_adapter, place, with_affine
 
 SHAPE = Shape(layers=2, inputs=(64, 64, 64, 96), outputs=(96, 32, 40, 64))
@@ -52,17 +52,8 @@ def run(
 ) -> Tensor:
     """y after the op."""
     out = y.clone()
-    op(
-        out,
-        arena.data,
-        arena.descriptors,
-        segments,
-        layer=layer,
-        sites=sites,
-        num_sites=SHAPE.sites,
-        spans=spans,
-        bias=bias,
-    )
+    target = LoraTarget(layer=layer, sites=sites, num_sites=SHAPE.sites, spans=spans)
+    op(out, arena.batch(segments), target, bias)
     return out
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.lora import LoraSegments
+from kernels.lora import LoraBatch, LoraSegments
 from kernels.lora.tiles import tile_table
 
 Site = tuple[int, int]  # (layer, site)
@@ -109,6 +109,13 @@ class Arena:
         segments = self.segments(counts, who)
         table = tile_table(np.array(counts, np.int64), segments.descriptors.numpy(), capacity)
         return replace(segments, tiles=torch.from_numpy(table))
+
+    def batch(self, segments: LoraSegments) -> LoraBatch:
+        """A step with these segments, on their device."""
+        device = segments.descriptors.device
+        return LoraBatch(
+            arena=self.data.to(device), descriptors=self.descriptors.to(device), segments=segments
+        )
 
 
 def place(shape: Shape, adapters: Sequence[Adapter], *, scattered: bool = False) -> Arena:

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from kernels.dispatch import Ops
+from kernels.lora import LoraTarget
 from kernels.nf4 import DenseWeight
 from tests.kernels.paging import Pool, Tokens, deal_pages, fill, make_batch
 from tests.kernels.rank_rows import Arena, Shape, place, uniform
@@ -107,10 +108,10 @@ def adapters() -> Arena:
 def delta(
     ops: Ops, arena: Arena, x: Tensor, y: Tensor, counts: list[int], who: list[int | None]
 ) -> Tensor:
-    memory = (arena.data, arena.descriptors, arena.segments(counts, who))
-    h = ops.lora_shrink(x, *memory, layer=0, sites=(0, 1, 2), num_sites=3)
+    batch = arena.batch(arena.segments(counts, who))
+    target = LoraTarget(layer=0, sites=(0, 1, 2), num_sites=3, spans=SPANS)
     y = y.clone()
-    ops.lora_expand_(y, h, *memory, layer=0, sites=(0, 1, 2), num_sites=3, spans=SPANS)
+    ops.lora_expand_(y, ops.lora_shrink(x, batch, target), batch, target)
     return y
 
 
@@ -149,11 +150,10 @@ def test_lora_of_odd_sizes(deterministic: Ops, rank: int, width: int, out: int) 
     ]
     for counts, who, at in batches:
         x, y = surroundings(row, sum(counts), at), surroundings(base, sum(counts), at)
-        memory = (arena.data, arena.descriptors, arena.segments(counts, who))
-        h = deterministic.lora_shrink(x, *memory, layer=0, sites=(0,), num_sites=1)
-        deterministic.lora_expand_(
-            y, h, *memory, layer=0, sites=(0,), num_sites=1, spans=((0, out),)
-        )
+        batch = arena.batch(arena.segments(counts, who))
+        target = LoraTarget(layer=0, sites=(0,), num_sites=1, spans=((0, out),))
+        h = deterministic.lora_shrink(x, batch, target)
+        deterministic.lora_expand_(y, h, batch, target)
         seen.add(bits(y[at]))
     assert len(seen) == 1
 

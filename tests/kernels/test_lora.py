@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels.dispatch import Ops
-from kernels.lora import LoraSegments
+from kernels.lora import LoraBatch, LoraSegments, LoraTarget
 from tests.kernels.rank_rows import Arena, Shape, make_adapter, place, uniform
 from tests.kernels.truth import REFERENCE, assert_near, bits
 
@@ -58,12 +58,12 @@ def apply(
     spans: tuple[tuple[int, int], ...] = SPANS,
 ) -> tuple[Tensor, Tensor]:
     """Return (h, y with the delta)."""
-    where = {"layer": layer, "sites": sites, "num_sites": arena.shape.sites}
-    memory = (arena.data, arena.descriptors, segments)
-    h = ops.lora_shrink(x, *memory, **where)
+    target = LoraTarget(layer=layer, sites=sites, num_sites=arena.shape.sites, spans=spans)
+    batch = arena.batch(segments)
+    h = ops.lora_shrink(x, batch, target)
     y, at_once = y.clone(), y.clone()
-    ops.lora_expand_(y, h, *memory, **where, spans=spans)
-    ops.lora_add_(at_once, x, *memory, **where, spans=spans)
+    ops.lora_expand_(y, h, batch, target)
+    ops.lora_add_(at_once, x, batch, target)
     assert bits(at_once) == bits(y)
     return h, y
 
@@ -238,28 +238,55 @@ def test_any_batch_equals_the_formula(ops: Ops, mixed: Arena, data: st.DataObjec
 
 
 def test_wrong_inputs_are_named(ops: Ops, mixed: Arena) -> None:
-    segments = mixed.segments([3], [0])
     x, y = torch.randn(3, 64), torch.randn(3, 160)
-    where = {"layer": 0, "sites": QKV, "num_sites": 4}
-    memory = (mixed.data, mixed.descriptors, segments)
+    batch = mixed.batch(mixed.segments([3], [0]))
+    target = LoraTarget(layer=0, sites=QKV, num_sites=4, spans=SPANS)
     for each in (ops, REFERENCE):
-        h = each.lora_shrink(x, *memory, **where)
+        h = each.lora_shrink(x, batch, target)
         with pytest.raises(ValueError, match="x must have 3 rows"):
-            each.lora_shrink(torch.randn(4, 64), *memory, **where)
-        with pytest.raises(ValueError, match="arena must be"):
-            each.lora_shrink(x, mixed.data.float(), mixed.descriptors, segments, **where)
-        with pytest.raises(ValueError, match="descriptors must be"):
-            each.lora_shrink(x, mixed.data, mixed.descriptors.int(), segments, **where)
-        with pytest.raises(ValueError, match="sites must be in"):
-            each.lora_shrink(x, *memory, layer=0, sites=(4,), num_sites=4)
+            each.lora_shrink(torch.randn(4, 64), batch, target)
+        with pytest.raises(ValueError, match="x must be"):
+            each.lora_shrink(x.int(), batch, target)
         with pytest.raises(ValueError, match="h must be"):
-            each.lora_expand_(y, h.double(), *memory, **where, spans=SPANS)
-        with pytest.raises(ValueError, match="spans must have one"):
-            each.lora_expand_(y, h, *memory, **where, spans=SPANS[:2])
-        with pytest.raises(ValueError, match="spans must be disjoint"):
-            each.lora_expand_(y, h, *memory, **where, spans=((0, 96), (95, 32), (128, 32)))
-        with pytest.raises(ValueError, match="spans must be disjoint"):
-            each.lora_expand_(y[:, :159], h, *memory, **where, spans=SPANS)
+            each.lora_expand_(y, h.double(), batch, target)
+        with pytest.raises(ValueError, match="h must be"):
+            each.lora_expand_(y, h[:2], batch, target)
+        with pytest.raises(ValueError, match=r"y must be floating point \[T, 160 or more\]"):
+            each.lora_expand_(y[:, :159], h, batch, target)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"layer": -1}, "layer must be >= 0"),
+        ({"num_sites": 0}, "num_sites >= 1"),
+        ({"sites": (0, 1, 4)}, r"sites must be in \[0, 4\)"),
+        ({"sites": (0, -1, 2)}, r"sites must be in \[0, 4\)"),
+        ({"spans": SPANS[:2]}, "spans must have one"),
+        ({"spans": ((0, 96), (95, 32), (128, 32))}, "spans must be disjoint"),
+        ({"spans": ((-1, 96), (96, 32), (128, 32))}, "spans must be disjoint"),
+        ({"spans": ((0, 96), (96, -1), (128, 32))}, "spans must be disjoint"),
+    ],
+)
+def test_targets_that_cannot_be_are_refused(change: dict[str, object], match: str) -> None:
+    fields: dict[str, object] = {"layer": 0, "sites": QKV, "num_sites": 4, "spans": SPANS}
+    target = LoraTarget(**fields)
+    assert target.columns == 160 and target.heads == (0, 2, 4)
+    assert LoraTarget(**{**fields, "layer": 2}).heads == (16, 18, 20)
+    with pytest.raises(ValueError, match=match):
+        LoraTarget(**{**fields, **change})
+
+
+def test_batches_that_cannot_be_are_refused(mixed: Arena) -> None:
+    segments = mixed.segments([3], [0])
+    for arena, descriptors, match in (
+        (mixed.data.float(), mixed.descriptors, "arena must be"),
+        (mixed.data[::2], mixed.descriptors, "arena must be"),
+        (mixed.data, mixed.descriptors.int(), "descriptors must be"),
+        (mixed.data, mixed.descriptors[None], "descriptors must be"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            LoraBatch(arena=arena, descriptors=descriptors, segments=segments)
 
 
 def test_a_rank_above_max_rank_is_refused(ops: Ops, mixed: Arena) -> None:
@@ -278,6 +305,9 @@ def test_a_rank_above_max_rank_is_refused(ops: Ops, mixed: Arena) -> None:
         ("descriptors", torch.zeros(1, dtype=torch.int32)),
         ("max_rank", -1),
         ("max_rows", -1),
+        ("tiles", torch.zeros(1, 4, dtype=torch.int64)),
+        ("tiles", torch.zeros(1, 3, dtype=torch.int32)),
+        ("tiles", torch.zeros(0, 4, dtype=torch.int32)),
     ],
 )
 def test_segments_that_do_not_fit_are_refused(field: str, value: object) -> None:

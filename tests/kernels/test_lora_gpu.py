@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.lora import LoraSegments
+from kernels.lora import LoraBatch, LoraSegments, LoraTarget
 from tests.kernels.rank_rows import Arena, Shape, make_adapter, place, uniform
 from tests.kernels.test_lora import POPULARITY, QKV
 from tests.kernels.truth import REFERENCE, assert_near, bits
@@ -26,7 +26,7 @@ pytestmark = [
 ]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SPANS = ((0, 512), (512, 128), (640, 128))
-WHERE = {"layer": 0, "sites": QKV, "num_sites": 3}
+TARGET = LoraTarget(layer=0, sites=QKV, num_sites=3, spans=SPANS)
 Plans = tuple[ShrinkPlan | PrefillShrinkPlan | None, ExpandPlan | PrefillExpandPlan | None]
 PLANS: dict[str, Plans] = {
     "chosen": (None, None),
@@ -74,13 +74,13 @@ def on_device(segments: LoraSegments, **changes: object) -> LoraSegments:
 def run(
     x: Tensor,
     y: Tensor,
-    memory: tuple[Tensor, Tensor, LoraSegments],
+    batch: LoraBatch,
     plans: Plans = (None, None),
 ) -> tuple[Tensor, Tensor]:
     """Return (h, y with the delta)."""
     out = y.clone()
-    h = lora_shrink(x, *memory, **WHERE, plan=plans[0])
-    lora_expand_(out, h, *memory, **WHERE, spans=SPANS, plan=plans[1])
+    h = lora_shrink(x, batch, TARGET, plan=plans[0])
+    lora_expand_(out, h, batch, TARGET, plan=plans[1])
     return h, out
 
 
@@ -88,17 +88,14 @@ def run(
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_equals_reference(dtype: torch.dtype, plans: Plans) -> None:
     arena = mixed_arena(dtype)
-    memory = (arena.data.cuda(), arena.descriptors.cuda())
     for (counts, who), bound in itertools.product(POPULARITY.values(), (True, False)):
         x, y = torch.randn(sum(counts), 1024).to(dtype), torch.randn(sum(counts), 768).to(dtype)
         truth = arena.segments(counts, who)
         segments = on_device(truth, max_rows=max(counts) if bound else None)
-        h, out = run(x.cuda(), y.cuda(), (*memory, segments), plans)
-        h_true = REFERENCE.lora_shrink(x, arena.data, arena.descriptors, truth, **WHERE)
+        h, out = run(x.cuda(), y.cuda(), arena.batch(segments), plans)
+        h_true = REFERENCE.lora_shrink(x, arena.batch(truth), TARGET)
         expected = y.clone()
-        REFERENCE.lora_expand_(
-            expected, h_true, arena.data, arena.descriptors, truth, **WHERE, spans=SPANS
-        )
+        REFERENCE.lora_expand_(expected, h_true, arena.batch(truth), TARGET)
         total = (h.sum(0) if h.ndim == 4 else h).cpu()
         covered = h_true != 0
         torch.testing.assert_close(total[covered], h_true[covered], rtol=1e-4, atol=1e-3)
@@ -115,18 +112,17 @@ def test_equals_reference(dtype: torch.dtype, plans: Plans) -> None:
 
 def test_graph_replay_equals_eager_bit_for_bit_whatever_its_segments_hold() -> None:
     arena = mixed_arena(torch.bfloat16)
-    memory = (arena.data.cuda(), arena.descriptors.cuda())
     x, y = torch.randn(16, 1024).bfloat16().cuda(), torch.randn(16, 768).bfloat16().cuda()
     offsets = torch.zeros(17, dtype=torch.int32, device="cuda")
     numbers = torch.full((16,), -1, device="cuda")
-    padded = LoraSegments(offsets=offsets, descriptors=numbers, max_rank=128)
+    batch = arena.batch(LoraSegments(offsets=offsets, descriptors=numbers, max_rank=128))
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        run(x, y, (*memory, padded))
+        run(x, y, batch)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        _, out = run(x, y, (*memory, padded))
+        _, out = run(x, y, batch)
     steps: list[tuple[list[int], list[int | None]]] = [
         ([1] * 16, [i % 8 for i in range(16)]),
         ([16], [7]),
@@ -138,17 +134,15 @@ def test_graph_replay_equals_eager_bit_for_bit_whatever_its_segments_hold() -> N
         offsets.fill_(16)[: len(counts) + 1] = exact.offsets.cuda()
         numbers.fill_(-1)[: len(counts)] = exact.descriptors.cuda()
         torch.cuda.synchronize()
-        _, expected = run(x, y, (*memory, padded))
+        _, expected = run(x, y, batch)
         for _ in range(3):
             graph.replay()
             torch.cuda.synchronize()
             assert bits(out.cpu()) == bits(expected.cpu())
         truth = replace_rank(exact, 128)
-        h_true = REFERENCE.lora_shrink(x.cpu(), arena.data, arena.descriptors, truth, **WHERE)
+        h_true = REFERENCE.lora_shrink(x.cpu(), arena.batch(truth), TARGET)
         plain = y.cpu()
-        REFERENCE.lora_expand_(
-            plain, h_true, arena.data, arena.descriptors, truth, **WHERE, spans=SPANS
-        )
+        REFERENCE.lora_expand_(plain, h_true, arena.batch(truth), TARGET)
         assert_near(out.cpu(), plain)
 
 
@@ -164,19 +158,15 @@ def test_launches_that_overlap_equal_launches_that_do_not(
 ) -> None:
     arena = mixed_arena(torch.bfloat16)
     counts, who = POPULARITY["zipf"]
-    memory = (
-        arena.data.cuda(),
-        arena.descriptors.cuda(),
-        on_device(arena.segments(counts, who)),
-    )
+    batch = arena.batch(on_device(arena.segments(counts, who)))
     x = torch.randn(sum(counts), 1024).bfloat16().cuda()
     y = torch.randn(sum(counts), 768).bfloat16().cuda()
 
     def chain() -> Tensor:
         rows, out = x, y.clone()
         for _ in range(50):  # each shrink reads what the expand just before it wrote
-            h = lora_shrink(rows, *memory, **WHERE)
-            lora_expand_(out, h, *memory, **WHERE, spans=SPANS)
+            h = lora_shrink(rows, batch, TARGET)
+            lora_expand_(out, h, batch, TARGET)
             out /= out.float().abs().amax().clamp_min(1.0)
             rows = torch.cat((out, out[:, :256]), 1)
         return out
@@ -184,10 +174,10 @@ def test_launches_that_overlap_equal_launches_that_do_not(
     overlapping = chain()
     monkeypatch.setattr(launches, "overlaps", lambda device: False)
     assert bits(overlapping.cpu()) == bits(chain().cpu())
-    h, first = run(x, y, memory)
+    h, first = run(x, y, batch)
     monkeypatch.undo()
     for _ in range(20):
-        again = run(x, y, memory)
+        again = run(x, y, batch)
         assert bits(again[1].cpu()) == bits(first.cpu())
     assert h.ndim == 4
 
@@ -206,8 +196,9 @@ def test_rank_rows_beyond_4_gib() -> None:
     high = replace(low, descriptors=words)
     segments = on_device(high.segments([3, 2], [0, None]))
     x, y = torch.randn(5, 256).bfloat16(), torch.randn(5, 768).bfloat16()
-    _, out = run(x.cuda(), y.cuda(), (data, words.cuda(), segments))
-    truth = low.segments([3, 2], [0, None])
-    h_true = REFERENCE.lora_shrink(x, low.data, low.descriptors, truth, **WHERE)
-    REFERENCE.lora_expand_(y, h_true, low.data, low.descriptors, truth, **WHERE, spans=SPANS)
+    batch = LoraBatch(arena=data, descriptors=words.cuda(), segments=segments)
+    _, out = run(x.cuda(), y.cuda(), batch)
+    truth = low.batch(low.segments([3, 2], [0, None]))
+    h_true = REFERENCE.lora_shrink(x, truth, TARGET)
+    REFERENCE.lora_expand_(y, h_true, truth, TARGET)
     assert_near(out.cpu(), y)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.kernels.test_lora_gpu import DTYPES, SPANS, WHERE, mixed_arena, on_device
+from tests.kernels.test_lora_gpu import DTYPES, TARGET, mixed_arena, on_device
 from tests.kernels.truth import REFERENCE, assert_near, bits
 
 pytest.importorskip("triton")
@@ -41,17 +41,14 @@ def test_equals_reference(counts: list[int], who: list[int | None], dtype: torch
     arena, rows = mixed_arena(dtype), sum(counts)
     x, y = torch.randn(rows, 1024).to(dtype), torch.randn(rows, 768).to(dtype)
     truth = arena.segments(counts, who)
-    h_true = REFERENCE.lora_shrink(x, arena.data, arena.descriptors, truth, **WHERE)
     expected = y.clone()
-    REFERENCE.lora_expand_(
-        expected, h_true, arena.data, arena.descriptors, truth, **WHERE, spans=SPANS
-    )
-    memory = (arena.data.cuda(), arena.descriptors.cuda(), on_device(truth))
+    REFERENCE.lora_add_(expected, x, arena.batch(truth), TARGET)
+    batch = arena.batch(on_device(truth))
     results = []
     for _ in range(2):
         out = y.cuda()
-        h = lora_shrink(x.cuda(), *memory, **WHERE)
-        lora_expand_(out, h, *memory, **WHERE, spans=SPANS)
+        h = lora_shrink(x.cuda(), batch, TARGET)
+        lora_expand_(out, h, batch, TARGET)
         results.append(out.cpu())
     if dtype == torch.float32:
         torch.testing.assert_close(results[0], expected, rtol=1e-4, atol=1e-2)

@@ -12,7 +12,7 @@ from tests.kernels.truth import REFERENCE, assert_near, bits
 pytest.importorskip("triton")
 
 from kernels.fused.gpu import silu_mul
-from kernels.lora import LoraSegments
+from kernels.lora import LoraSegments, LoraTarget
 from kernels.lora.gpu import lora_expand_
 from kernels.lora.gpu_silu import lora_silu_mul
 from kernels.lora.plans import MANY_ROWS
@@ -23,8 +23,9 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 WIDTH = 1088
-WHERE = {"layer": 0, "sites": (0, 1), "num_sites": 3}
-DOWN = {"layer": 0, "sites": (2,), "num_sites": 3}
+SPANS = ((0, WIDTH), (WIDTH, WIDTH))
+GATE_UP = LoraTarget(layer=0, sites=(0, 1), num_sites=3, spans=SPANS)
+DOWN = LoraTarget(layer=0, sites=(2,), num_sites=3, spans=((0, 512),))
 STEPS: dict[str, tuple[list[int], list[int | None]]] = {
     "identical": ([1100], [1]),
     "skewed": ([1000, *[1] * 60, 90], [2, *[i % 5 for i in range(60)], None]),
@@ -49,11 +50,10 @@ def test_equals_the_ops_one_after_the_other(
         offsets=exact.offsets, descriptors=exact.descriptors, max_rank=max(most, exact.max_rank)
     )
     x, y = torch.randn(rows, 256).to(dtype) / 16, torch.randn(rows, 2 * WIDTH).to(dtype)
-    memory = (arena.data, arena.descriptors, truth)
-    on_gpu = (arena.data.cuda(), arena.descriptors.cuda(), on_device(truth))
+    batch, on_gpu = arena.batch(truth), arena.batch(on_device(truth))
     torch.use_deterministic_algorithms(True)  # every `torch.empty` is full of NaN
     try:
-        results = [lora_silu_mul(y.cuda(), x.cuda(), *on_gpu, **WHERE, down=2) for _ in range(2)]
+        results = [lora_silu_mul(y.cuda(), x.cuda(), on_gpu, GATE_UP, DOWN) for _ in range(2)]
     finally:
         torch.use_deterministic_algorithms(False)
     assert (results[0] is not None) == (rows >= MANY_ROWS and most <= MAX_FUSED)
@@ -61,8 +61,7 @@ def test_equals_the_ops_one_after_the_other(
         return
     out, h = results[0]
     expected = y.clone()
-    h_true = REFERENCE.lora_shrink(x, *memory, **WHERE)
-    REFERENCE.lora_expand_(expected, h_true, *memory, **WHERE, spans=((0, WIDTH), (WIDTH, WIDTH)))
+    REFERENCE.lora_add_(expected, x, batch, GATE_UP)
     assert_near(out.cpu(), REFERENCE.silu_mul(expected))
     assert bits(out.cpu()) == bits(results[1][0].cpu())
     base = torch.cat([torch.full((n,), w is None) for n, w in zip(counts, who, strict=True)])
@@ -70,7 +69,6 @@ def test_equals_the_ops_one_after_the_other(
     assert_near(out.cpu()[base], plain[base])
     z = torch.randn(rows, 512).to(dtype)
     after, z_true = z.cuda(), z.clone()
-    lora_expand_(after, h, *on_gpu, **DOWN, spans=((0, 512),))
-    h_true = REFERENCE.lora_shrink(out.cpu(), *memory, **DOWN)
-    REFERENCE.lora_expand_(z_true, h_true, *memory, **DOWN, spans=((0, 512),))
+    lora_expand_(after, h, on_gpu, DOWN)
+    REFERENCE.lora_add_(z_true, out.cpu(), batch, DOWN)
     assert_near(after.cpu(), z_true)

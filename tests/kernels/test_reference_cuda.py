@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels.attention import AttentionBatch
 from kernels.dispatch import Ops
-from kernels.lora import LoraSegments
+from kernels.lora import LoraSegments, LoraTarget
 from kernels.nf4 import NF4Weight
 from tests.kernels.paging import Pool, Tokens, deal_pages, fill, make_batch
 from tests.kernels.rank_rows import Shape, place, uniform
@@ -57,14 +57,13 @@ def test_lora(cuda: Ops, dtype: torch.dtype) -> None:
     arena = place(shape, [uniform(shape, 3), uniform(shape, 16)], scattered=True)
     segments = arena.segments([2, 1, 4], [1, None, 0])
     x, y = torch.randn(7, 64).to(dtype), torch.randn(7, 40).to(dtype)
-    where = {"layer": 0, "sites": (0,), "num_sites": 1}
-    memory = (arena.data.cuda(), arena.descriptors.cuda(), LoraSegments(**moved(segments)))
-    h = cuda.lora_shrink(x.cuda(), *memory, **where)
+    target = LoraTarget(layer=0, sites=(0,), num_sites=1, spans=((0, 40),))
+    batch, truth = arena.batch(LoraSegments(**moved(segments))), arena.batch(segments)
+    h = cuda.lora_shrink(x.cuda(), batch, target)
     out = y.cuda()
-    cuda.lora_expand_(out, h, *memory, **where, spans=((0, 40),))
-    truth = (arena.data, arena.descriptors, segments)
-    h_true = REFERENCE.lora_shrink(x, *truth, **where)
-    REFERENCE.lora_expand_(y, h_true, *truth, **where, spans=((0, 40),))
+    cuda.lora_expand_(out, h, batch, target)
+    h_true = REFERENCE.lora_shrink(x, truth, target)
+    REFERENCE.lora_expand_(y, h_true, truth, target)
     assert_near(h.cpu(), h_true)
     assert_near(out.cpu(), y)
 

@@ -18,9 +18,9 @@ from safetensors.torch import load_file
 
 from kernels.attention import AttentionBatch
 from kernels.dispatch import ops_for
-from kernels.lora import LoraSegments
+from kernels.lora import LoraBatch, LoraSegments
 from sharding import SITES, RankCut, cut_lora, cut_model, weight_slice
-from tp_engine.layers import LoraBatch, StepInput
+from tp_engine.layers import StepInput
 from tp_engine.models import Decoder, ModelSpec
 from tp_engine.weights import load_weights
 from tp_engine.weights.loader import module_name

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import DenseWeight, ops_for
+from kernels import DenseWeight, LoraBatch, LoraTarget, ops_for
 from tests.kernels.affine_cases import SHAPE, affine_arena
 from tp_engine.comm import Comm
-from tp_engine.layers import MLP, ColumnParallel, LoraBatch, LoraSites, RowParallel
+from tp_engine.layers import MLP, ColumnParallel, LoraSites, RowParallel
 
 OPS = ops_for(torch.device("cpu"))
 COMM = Comm.alone(torch.device("cpu"))
@@ -40,12 +40,14 @@ def batch(*, affine: bool) -> LoraBatch:
 def sites(*which: int) -> LoraSites:
     widths = [SHAPE.outputs[site] for site in which]
     starts = [sum(widths[:i]) for i in range(len(widths))]
-    return LoraSites(layer=0, sites=which, spans=tuple(zip(starts, widths, strict=True)))
+    spans = tuple(zip(starts, widths, strict=True))
+    return LoraSites(
+        target=LoraTarget(layer=0, sites=which, num_sites=SHAPE.sites, spans=spans)
+    )
 
 
 @pytest.fixture(autouse=True)
-def _as_many_sites_as_the_arena_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tp_engine.layers.lora.SITES", range(SHAPE.sites))
+def _one_seed() -> None:
     torch.manual_seed(0)
 
 

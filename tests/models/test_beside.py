@@ -2,27 +2,27 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from kernels import DenseWeight
-from tests.models.test_affine import COMM, OPS, SHAPE, batch, column, sites
+from kernels import DenseWeight, LoraBatch, LoraTarget
+from tests.models.test_affine import COMM, OPS, batch, column, sites
 from tp_engine.layers import MLP, ColumnParallel, RowParallel, sum_add_norm
 
 
 @pytest.fixture(autouse=True)
-def _as_many_sites_as_the_arena_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tp_engine.layers.lora.SITES", range(SHAPE.sites))
+def _one_seed() -> None:
     torch.manual_seed(0)
 
 
-def beside(base: Callable[[], Tensor], x: Tensor, *memory: Any, **where: Any) -> Any:
+def beside(
+    base: Callable[[], Tensor], x: Tensor, lora: LoraBatch, target: LoraTarget
+) -> tuple[Tensor, Tensor]:
     y = base()
     delta = torch.full_like(y, -0.0)
-    OPS.lora_add_(delta, x, *memory, **where)
+    OPS.lora_add_(delta, x, lora, target)
     return y, delta
 
 

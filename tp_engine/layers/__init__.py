@@ -5,7 +5,7 @@ from tp_engine.layers.linear import ColumnParallel, RowParallel
 from tp_engine.layers.lora import LoraSites, Projected, has_deltas
 from tp_engine.layers.mlp import MLP
 from tp_engine.layers.norm import sum_add_norm
-from tp_engine.layers.step import EndRows, LoraBatch, StepInput
+from tp_engine.layers.step import EndRows, StepInput
 from tp_engine.layers.token_rows import ArenaMatrix, TokenRows
 from tp_engine.layers.vocab import LMHead, VocabEmbedding
 
@@ -16,7 +16,6 @@ __all__ = [
     "ColumnParallel",
     "EndRows",
     "LMHead",
-    "LoraBatch",
     "LoraSites",
     "Projected",
     "RowParallel",

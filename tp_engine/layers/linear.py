@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from kernels.dispatch import Ops
+from kernels.lora import LoraBatch
 from kernels.nf4 import Weight
 from tp_engine.layers.lora import LoraSites, Projected, has_deltas
-from tp_engine.layers.step import LoraBatch
 
 if TYPE_CHECKING:
     from tp_engine.comm import Comm
@@ -91,6 +91,6 @@ class RowParallel:
         if lora is None or h is None:
             return self.lora.project(base, x, bias, lora, self.ops)
         y = base()
-        self.lora.expand_(y, h, lora, self.ops)
+        self.ops.lora_expand_(y, h, lora, self.lora.target)
         self.lora.affine_(y, bias, lora, self.ops)
         return Projected(base=y)

@@ -9,8 +9,8 @@ from typing import Self
 from torch import Tensor
 
 from kernels.dispatch import Ops
+from kernels.lora import LoraBatch, LoraTarget
 from sharding import SITES
-from tp_engine.layers.step import LoraBatch
 
 __all__ = ["LoraSites", "Projected", "has_deltas"]
 
@@ -42,24 +42,22 @@ class Projected:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoraSites:
-    """The sites that one projection holds, and which of its columns each one writes."""
+    """Where adapters change one projection."""
 
-    layer: int
-    """The decoder layer."""
-    sites: tuple[int, ...]
-    """Positions in `sharding.SITES`."""
-    spans: tuple[tuple[int, int], ...]
-    """Local (start, width) of each site's out-features."""
+    target: LoraTarget
+    """Its sites, and this rank's out-features of each."""
 
     @classmethod
     def of(cls, layer: int, names: Sequence[str], widths: Sequence[int]) -> Self:
         """Sites side by side, ``widths`` being their local out-features."""
         starts = [sum(widths[:i]) for i in range(len(widths))]
-        return cls(
+        target = LoraTarget(
             layer=layer,
             sites=tuple(SITES.index(name) for name in names),
+            num_sites=len(SITES),
             spans=tuple(zip(starts, widths, strict=True)),
         )
+        return cls(target=target)
 
     def project(
         self,
@@ -86,61 +84,16 @@ class LoraSites:
             return None  # gains scale the sum of both
         if ops.lora_beside is None:
             return None
-        both = ops.lora_beside(
-            base,
-            x,
-            batch.arena,
-            batch.descriptors,
-            batch.segments,
-            layer=self.layer,
-            sites=self.sites,
-            num_sites=len(SITES),
-            spans=self.spans,
-        )
+        both = ops.lora_beside(base, x, batch, self.target)
         return None if both is None else Projected(base=both[0], delta=both[1])
 
     def add_(self, y: Tensor, x: Tensor, batch: LoraBatch | None, ops: Ops) -> None:
         """y [T, N] += each row's own delta of x [T, K]; nothing to do without adapters."""
-        if batch is None or batch.segments.max_rank == 0:
-            return
-        memory = (batch.arena, batch.descriptors, batch.segments)
-        ops.lora_add_(
-            y,
-            x,
-            *memory,
-            layer=self.layer,
-            sites=self.sites,
-            num_sites=len(SITES),
-            spans=self.spans,
-        )
+        if batch is not None and has_deltas(batch):
+            ops.lora_add_(y, x, batch, self.target)
 
     def affine_(self, y: Tensor, bias: Tensor | None, batch: LoraBatch | None, ops: Ops) -> None:
         """Apply each row's own gains and biases to y [T, N], which has the base's bias [N] in it
         and its delta too; nothing to do without such adapters."""
-        if batch is None or not batch.segments.affine:
-            return
-        ops.lora_affine_(
-            y,
-            batch.arena,
-            batch.descriptors,
-            batch.segments,
-            layer=self.layer,
-            sites=self.sites,
-            num_sites=len(SITES),
-            spans=self.spans,
-            bias=bias,
-        )
-
-    def expand_(self, y: Tensor, h: Tensor, batch: LoraBatch, ops: Ops) -> None:
-        """y [T, N] += the delta of which h is the first half, as `ops.lora_shrink` returns it."""
-        ops.lora_expand_(
-            y,
-            h,
-            batch.arena,
-            batch.descriptors,
-            batch.segments,
-            layer=self.layer,
-            sites=self.sites,
-            num_sites=len(SITES),
-            spans=self.spans,
-        )
+        if batch is not None and batch.segments.affine:
+            ops.lora_affine_(y, batch, self.target, bias)

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kernels.dispatch import Ops
-from sharding import SITES
+from kernels.lora import LoraBatch
 from tp_engine.layers.linear import ColumnParallel, RowParallel
 from tp_engine.layers.lora import Projected
-from tp_engine.layers.step import LoraBatch
 
 __all__ = ["MLP"]
 
@@ -53,14 +52,4 @@ class MLP:
         """The activation with deltas on both sides, and down's h; None: not in one launch."""
         if self.ops.lora_silu_mul is None:
             return None
-        return self.ops.lora_silu_mul(
-            y,
-            x,
-            lora.arena,
-            lora.descriptors,
-            lora.segments,
-            layer=self.gate_up.lora.layer,
-            sites=self.gate_up.lora.sites,
-            down=self.down.lora.sites[0],
-            num_sites=len(SITES),
-        )
+        return self.ops.lora_silu_mul(y, x, lora, self.gate_up.lora.target, self.down.lora.target)

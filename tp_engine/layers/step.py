@@ -1,6 +1,6 @@
 """The tensors of one step, on the rank's device.
 
-Legend: T rows, R rows whose logits are wanted, P pages, W descriptor words.
+Legend: T rows, R rows whose logits are wanted, P pages.
 """
 
 from __future__ import annotations
@@ -10,22 +10,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kernels.attention import AttentionBatch
-from kernels.lora import LoraSegments
+from kernels.lora import LoraBatch
 from tp_engine.layers.token_rows import TokenRows
 
-__all__ = ["EndRows", "LoraBatch", "StepInput"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class LoraBatch:
-    """The adapters of a step, as `kernels.lora` reads them."""
-
-    arena: Tensor
-    """uint8, flat: all pages."""
-    descriptors: Tensor
-    """int64 [W], flat: the records of all resident adapters."""
-    segments: LoraSegments
-    """Which rows belong to which adapter."""
+__all__ = ["EndRows", "StepInput"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from kernels.dispatch import Ops
+from kernels.lora import LoraBatch
 from sharding import LayerCut, RankCut, weight_slice
 from tp_engine.layers import (
     MLP,
     Attention,
     ColumnParallel,
     LMHead,
-    LoraBatch,
     LoraSites,
     Projected,
     RowParallel,

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.lora import LoraSegments
+from kernels.lora import LoraSegments, LoraTarget
 from kernels.lora.gpu import lora_expand_, lora_shrink
 from kernels.lora.plans import ExpandPlan, ShrinkPlan
 from kernels.lora.prefill_plans import PrefillExpandPlan, PrefillShrinkPlan
@@ -16,6 +16,7 @@ from tests.kernels.rank_rows import Arena, Shape, make_adapter, place, uniform
 from tests.kernels.test_lora import POPULARITY, QKV
 from tests.kernels.truth import REFERENCE, assert_near, bits
 
+SPANS = ((0, 48), (48, 16), (64, 40))
 STEPS = {**POPULARITY, "skewed": ([30, 1, 1], [3, 5, 6])}  # the interpreter is slow
 Plans = tuple[ShrinkPlan | PrefillShrinkPlan | None, ExpandPlan | PrefillExpandPlan | None]
 PLANS: dict[str, Plans] = {
@@ -62,24 +63,24 @@ def compare(
     rows: int,
     layer: int = 0,
     sites: tuple[int, ...] = QKV,
-    spans: tuple[tuple[int, int], ...] = ((0, 48), (48, 16), (64, 40)),
+    spans: tuple[tuple[int, int], ...] = SPANS,
     plans: Plans = (None, None),
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run kernels and reference on random rows; return (y before, y after, x)."""
     dtype, width = arena.shape.dtype, arena.shape.inputs[sites[0]]
     x = torch.randn(rows, width).to(dtype)
     y = torch.randn(rows, max(start + size for start, size in spans) + 3).to(dtype)
-    where = {"layer": layer, "sites": sites, "num_sites": arena.shape.sites}
-    memory = (arena.data, arena.descriptors, segments)
-    h = lora_shrink(x, *memory, **where, plan=plans[0])
-    h_true = REFERENCE.lora_shrink(x, *memory, **where)
+    target = LoraTarget(layer=layer, sites=sites, num_sites=arena.shape.sites, spans=spans)
+    batch = arena.batch(segments)
+    h = lora_shrink(x, batch, target, plan=plans[0])
+    h_true = REFERENCE.lora_shrink(x, batch, target)
     covered = h_true != 0
     total = h.sum(0) if h.ndim == 4 else h
     assert total.shape == h_true.shape and h.dtype == torch.float32
     assert_near(total[covered], h_true[covered])
     out, expected = y.clone(), y.clone()
-    lora_expand_(out, h, *memory, **where, spans=spans, plan=plans[1])
-    REFERENCE.lora_expand_(expected, h_true, *memory, **where, spans=spans)
+    lora_expand_(out, h, batch, target, plan=plans[1])
+    REFERENCE.lora_expand_(expected, h_true, batch, target)
     assert_near(out, expected)
     return y, out, x
 
@@ -151,9 +152,7 @@ def test_base_rows_and_untargeted_sites_keep_their_bits() -> None:
     arena = mixed_arena(torch.float16, (1, 2, 3, 8, 8, 5, 18, 16))
     segments = arena.segments([2, 3, 2], [None, 2, 6])
     for plans in PLANS.values():
-        y, out, _ = compare(
-            arena, segments, rows=7, spans=((0, 48), (48, 16), (64, 40)), plans=plans
-        )
+        y, out, _ = compare(arena, segments, rows=7, plans=plans)
         assert bits(out[:2]) == bits(y[:2])
         assert bits(out[2:5, 64:]) == bits(y[2:5, 64:])
         assert bits(out[:, 104:]) == bits(y[:, 104:])
@@ -168,11 +167,12 @@ def test_nan_in_an_adapter_or_a_row_stays_there() -> None:
     arena = place(shape, adapters)
     x, y = torch.randn(8, 40), torch.randn(8, 24)
     x[7] = float("nan")
-    memory = (arena.data, arena.descriptors, arena.segments([2, 2, 2, 2], [0, 1, None, 2]))
+    batch = arena.batch(arena.segments([2, 2, 2, 2], [0, 1, None, 2]))
+    target = LoraTarget(layer=0, sites=(0,), num_sites=1, spans=((0, 24),))
     for shrink_plan, expand_plan in PLANS.values():
-        out, where = y.clone(), {"layer": 0, "sites": (0,), "num_sites": 1}
-        h = lora_shrink(x, *memory, **where, plan=shrink_plan)
-        lora_expand_(out, h, *memory, **where, spans=((0, 24),), plan=expand_plan)
+        out = y.clone()
+        h = lora_shrink(x, batch, target, plan=shrink_plan)
+        lora_expand_(out, h, batch, target, plan=expand_plan)
         assert out[2:4].isnan().all() and out[7].isnan().all()
         assert not out[[0, 1, 4, 5, 6]].isnan().any()
 
@@ -187,11 +187,11 @@ def test_a_step_may_have_fewer_segments_than_its_metadata_has_room_for() -> None
     )
     x, results = torch.randn(6, 72), []
     for segments in (exact, padded):
-        memory = (arena.data, arena.descriptors, segments)
-        where = {"layer": 0, "sites": QKV, "num_sites": 3}
+        batch = arena.batch(segments)
+        target = LoraTarget(layer=0, sites=QKV, num_sites=3, spans=SPANS)
         out = torch.ones(6, 104)
-        h = lora_shrink(x, *memory, **where)
-        lora_expand_(out, h, *memory, **where, spans=((0, 48), (48, 16), (64, 40)))
+        h = lora_shrink(x, batch, target)
+        lora_expand_(out, h, batch, target)
         results.append(out)
     assert bits(results[0]) == bits(results[1])
 
@@ -214,12 +214,12 @@ def test_any_batch(data: st.DataObject) -> None:
 
 def test_wrong_inputs_are_named() -> None:
     arena = mixed_arena(torch.float32, (4,) * 8)
-    memory = (arena.data, arena.descriptors, arena.segments([3], [0]))
-    where = {"layer": 0, "sites": (0,), "num_sites": 3}
+    batch = arena.batch(arena.segments([3], [0]))
+    target = LoraTarget(layer=0, sites=(0,), num_sites=3, spans=((0, 48),))
     with pytest.raises(ValueError, match="x must be of dtype"):
-        lora_shrink(torch.randn(3, 72).double(), *memory, **where)
-    h = lora_shrink(torch.randn(3, 72), *memory, **where)
+        lora_shrink(torch.randn(3, 72).double(), batch, target)
+    h = lora_shrink(torch.randn(3, 72), batch, target)
     with pytest.raises(ValueError, match="y must be of contiguous rows"):
-        lora_expand_(torch.randn(48, 3).T, h, *memory, **where, spans=((0, 48),))
+        lora_expand_(torch.randn(48, 3).T, h, batch, target)
     with pytest.raises(ValueError, match="h must be"):
-        lora_expand_(torch.randn(3, 48), h[:, :, :2], *memory, **where, spans=((0, 48),))
+        lora_expand_(torch.randn(3, 48), h[:, :, :2], batch, target)

@@ -1,12 +1,14 @@
 """The one launch of a delta under the interpreter, against the reference."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.lora import LoraSegments, decode
+from kernels.lora import LoraSegments, LoraTarget, decode
 from kernels.lora.beside import lora_beside
 from kernels.lora.decode import add_
 from kernels.lora.gpu import lora_add_
@@ -42,15 +44,14 @@ def compare(
     dtype, width = arena.shape.dtype, arena.shape.inputs[sites[0]]
     x = torch.randn(rows, width).to(dtype)
     y = torch.randn(rows, max(start + size for start, size in spans) + 3).to(dtype)
-    where = {"layer": layer, "sites": sites, "num_sites": arena.shape.sites}
-    memory = (arena.data, arena.descriptors, segments)
+    target = LoraTarget(layer=layer, sites=sites, num_sites=arena.shape.sites, spans=spans)
+    batch = arena.batch(segments)
     out, expected = y.clone(), y.clone()
     if plan is None:
-        lora_add_(out, x, *memory, **where, spans=spans)
+        lora_add_(out, x, batch, target)
     else:
-        add_(out, x, *memory, **where, spans=spans, plan=plan)
-    h = REFERENCE.lora_shrink(x, *memory, **where)
-    REFERENCE.lora_expand_(expected, h, *memory, **where, spans=spans)
+        add_(out, x, batch, target, plan=plan)
+    REFERENCE.lora_add_(expected, x, batch, target)
     assert_near(out, expected)
     return y, out
 
@@ -117,8 +118,8 @@ def test_nan_in_an_adapter_or_a_row_stays_there(plan: AddPlan | None) -> None:
     x, y = torch.randn(8, 40), torch.randn(8, 24)
     x[7] = float("nan")
     segments = arena.tiled([2, 2, 2, 2], [0, 1, None, 2])
-    where = {"layer": 0, "sites": (0,), "num_sites": 1, "spans": ((0, 24),)}
-    add_(y, x, arena.data, arena.descriptors, segments, **where, plan=plan)
+    target = LoraTarget(layer=0, sites=(0,), num_sites=1, spans=((0, 24),))
+    add_(y, x, arena.batch(segments), target, plan=plan)
     assert y[2:4].isnan().all() and y[7].isnan().all()
     assert not y[[0, 1, 4, 5, 6]].isnan().any()
 
@@ -140,8 +141,8 @@ def test_a_step_may_have_fewer_tiles_than_its_table_has_room_for() -> None:
     for capacity in (None, 17):
         segments = arena.tiled([2, 1, 3], [1, None, 7], capacity)
         out = torch.ones(6, 104)
-        where = {"layer": 0, "sites": QKV, "num_sites": 3, "spans": SPANS}
-        lora_add_(out, x, arena.data, arena.descriptors, segments, **where)
+        target = LoraTarget(layer=0, sites=QKV, num_sites=3, spans=SPANS)
+        lora_add_(out, x, arena.batch(segments), target)
         results.append(out)
     assert bits(results[0]) == bits(results[1])
 
@@ -160,8 +161,8 @@ def test_fewer_programs_than_items_change_nothing() -> None:
             programs=programs,
             registers=128,
         )
-        where = {"layer": 0, "sites": (0,), "num_sites": 1, "spans": ((0, 64),)}
-        add_(out, x, arena.data, arena.descriptors, segments, **where, plan=plan)
+        target = LoraTarget(layer=0, sites=(0,), num_sites=1, spans=((0, 64),))
+        add_(out, x, arena.batch(segments), target, plan=plan)
         results.append(bits(out))
     assert results[0] == results[1] == results[2]
 
@@ -171,15 +172,15 @@ def test_the_delta_beside_a_product_is_what_would_be_added(name: str) -> None:
     counts, who = STEPS[name]
     arena, rows = mixed_arena(torch.float32, (1, 2, 3, 8, 8, 5, 18, 16)), sum(counts)
     segments, x, y = arena.tiled(counts, who), torch.randn(rows, 72), torch.randn(rows, 104)
-    memory = (arena.data, arena.descriptors, segments)
-    where = {"layer": 0, "sites": QKV, "num_sites": 3, "spans": SPANS}
-    both = lora_beside(lambda: y, x, *memory, **where)
+    batch = arena.batch(segments)
+    target = LoraTarget(layer=0, sites=QKV, num_sites=3, spans=SPANS)
+    both = lora_beside(lambda: y, x, batch, target)
     if rows == 0 or segments.max_rank == 0:
         assert both is None
         return
     assert both is not None and both[0] is y
     expected = y.clone()
-    REFERENCE.lora_add_(expected, x, *memory, **where)
+    REFERENCE.lora_add_(expected, x, batch, target)
     assert_near(y + both[1], expected)
     untouched = expected == y
     assert bits((y + both[1])[untouched]) == bits(y[untouched])
@@ -189,7 +190,7 @@ def test_the_delta_beside_a_product_is_what_would_be_added(name: str) -> None:
 
 def test_no_delta_stands_beside_a_product_of_many_rows_or_of_unknown_tiles() -> None:
     arena = mixed_arena(torch.float32, (1,) * 8)
-    where = {"layer": 0, "sites": QKV, "num_sites": 3, "spans": SPANS}
+    target = LoraTarget(layer=0, sites=QKV, num_sites=3, spans=SPANS)
 
     def never() -> Tensor:
         raise AssertionError("called")
@@ -199,12 +200,12 @@ def test_no_delta_stands_beside_a_product_of_many_rows_or_of_unknown_tiles() -> 
         (4, arena.segments([4], [3])),
         (4, arena.tiled([4], [None])),
     ):
-        memory = (arena.data, arena.descriptors, segments)
-        assert lora_beside(never, torch.randn(rows, 72), *memory, **where) is None
-    where["spans"] = ((0, 48), (50, 16), (66, 40))
-    memory = (arena.data, arena.descriptors, arena.tiled([4], [3]))
+        batch = arena.batch(segments)
+        assert lora_beside(never, torch.randn(rows, 72), batch, target) is None
+    apart = replace(target, spans=((0, 48), (50, 16), (66, 40)))
+    batch = arena.batch(arena.tiled([4], [3]))
     with pytest.raises(ValueError, match="spans must lie side by side"):
-        lora_beside(never, torch.randn(4, 72), *memory, **where)
+        lora_beside(never, torch.randn(4, 72), batch, apart)
 
 
 def test_no_rows_and_no_adapters() -> None:
@@ -231,13 +232,13 @@ def test_any_batch(data: st.DataObject) -> None:
 
 def test_wrong_inputs_are_named() -> None:
     arena = mixed_arena(torch.float32, (4,) * 8)
-    memory = (arena.data, arena.descriptors, arena.tiled([3], [0]))
-    where = {"layer": 0, "sites": (0,), "num_sites": 3, "spans": ((0, 48),)}
+    batch = arena.batch(arena.tiled([3], [0]))
+    target = LoraTarget(layer=0, sites=(0,), num_sites=3, spans=((0, 48),))
     with pytest.raises(ValueError, match="x must be of dtype"):
-        lora_add_(torch.randn(3, 48).double(), torch.randn(3, 72).double(), *memory, **where)
+        lora_add_(torch.randn(3, 48).double(), torch.randn(3, 72).double(), batch, target)
     with pytest.raises(ValueError, match="y must be"):
-        lora_add_(torch.randn(48, 3).T, torch.randn(3, 72), *memory, **where)
+        lora_add_(torch.randn(48, 3).T, torch.randn(3, 72), batch, target)
     with pytest.raises(ValueError, match="y must be"):
-        lora_add_(torch.randn(4, 48), torch.randn(3, 72), *memory, **where)
-    with pytest.raises(ValueError, match="spans must be"):
-        lora_add_(torch.randn(3, 40), torch.randn(3, 72), *memory, **where)
+        lora_add_(torch.randn(4, 48), torch.randn(3, 72), batch, target)
+    with pytest.raises(ValueError, match="y must be"):
+        lora_add_(torch.randn(3, 40), torch.randn(3, 72), batch, target)
