@@ -18,6 +18,18 @@ def reject(argument: str, allowed: str, tensor: Tensor) -> NoReturn:
     )
 
 
+def check_dtype(name: str, x: Tensor) -> None:
+    """Check that the CUDA kernels know the dtype of values."""
+    if x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        reject(name, "float16, bfloat16 or float32", x)
+
+
+def check_lined(name: str, x: Tensor) -> None:
+    """Check that rows which a kernel writes have adjacent elements."""
+    if x.numel() and x.stride(-1) != 1:
+        reject(name, "of contiguous rows", x)
+
+
 def check_linear(x: Tensor, w: Weight, bias: Tensor | None) -> None:
     """Check the arguments of `linear`."""
     rows, columns = w.shape

@@ -14,6 +14,7 @@ from kernels.attention.composed import compose_rotate_attend, compose_rotate_sto
 from kernels.attention.gather import Geometry, gather
 from kernels.checks import check_attention, check_query_rows, check_store
 from kernels.fused import cpu as fused
+from kernels.sizes import power_of_two
 
 _CACHED = 400_000
 """Elements of K, and of V, gathered for a product: what stays in the caches until it is read."""
@@ -98,7 +99,7 @@ def _decode(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
     group = heads // kv_heads
     q = q.reshape(sequences * kv_heads, group, dim)
     if group > 2:  # products of 4 or 8 rows are faster than those of 3 or 7
-        q = pad(q, (0, 0, 0, (1 << (group - 1).bit_length()) - group))
+        q = pad(q, (0, 0, 0, power_of_two(group) - group))
     scores = torch.bmm(q, k.flatten(0, 1).transpose(1, 2))  # [B * Hkv, group, n]
     if bias is not None:
         scores.view(sequences, kv_heads, q.shape[1], -1).add_(bias)

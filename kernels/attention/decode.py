@@ -8,8 +8,9 @@ from torch import Tensor
 
 from kernels.attention import AttentionBatch, HeadNorms
 from kernels.attention.decode_kernel import decode_kernel
-from kernels.attention.tiles import PROGRAMS, DecodeTile, merged_at_once, power_of_two
+from kernels.attention.tiles import PROGRAMS, DecodeTile, merged_at_once
 from kernels.overlap import overlaps
+from kernels.sizes import power_of_two
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -71,7 +72,6 @@ def launch_decode(
         BLOCK_G=power_of_two(group), BLOCK_S=merged_at_once(group, dim),
         IS_NEW=new is not None, HAS_NORM=norms is not None, HAS_SPLITS=splits > 1,
         HAS_WINDOW=window is not None, USE_PDL=overlap, ROW_IS_B=is_one_each,
-        PRECISION="ieee",
         num_warps=tile.warps, num_stages=tile.stages, **options,
     )  # fmt: skip
 

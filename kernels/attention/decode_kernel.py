@@ -74,7 +74,6 @@ def decode_kernel(
     HAS_WINDOW: tl.constexpr,
     USE_PDL: tl.constexpr,
     ROW_IS_B: tl.constexpr,  # every sequence has one row
-    PRECISION: tl.constexpr,
 ):
     head, split, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     kv_heads = tl.num_programs(0)
@@ -154,7 +153,7 @@ def decode_kernel(
         m_kv = m_n[:, None] & m_d[None, :]
         o_k = (b_page * stride_k + o_token)[:, None] + o_d[None, :]
         b_k = tl.load(p_k + o_k, mask=m_kv, other=0.0)
-        b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * scale
+        b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * scale
         b_s = tl.where(m_n[None, :], b_s, float("-inf"))
         b_new = tl.maximum(b_peak, tl.max(b_s, 1))
         b_p = tl.exp2(b_s - b_new[:, None])
@@ -164,7 +163,7 @@ def decode_kernel(
         o_v = (b_page * stride_v + o_token)[:, None] + o_d[None, :]
         b_v = tl.load(p_v + o_v, mask=m_kv, other=0.0)
         b_acc = b_acc * b_fade[:, None]
-        b_acc = tl.dot(b_p.to(b_v.dtype), b_v, b_acc, input_precision=PRECISION)
+        b_acc = tl.dot(b_p.to(b_v.dtype), b_v, b_acc, input_precision="ieee")
     b_acc = b_acc / tl.where(b_total == 0.0, 1.0, b_total)[:, None]
 
     o_out = (row * kv_heads * GROUP + o_heads)[:, None] * DIM + o_d[None, :]

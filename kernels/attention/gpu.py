@@ -22,13 +22,19 @@ from kernels.attention.tiles import (
     decode_splits,
     decode_tile,
     hopper_tile,
-    power_of_two,
     prefill_splits,
     prefill_tile,
 )
-from kernels.checks import check_attention, check_norm, check_rotary, check_store, reject
+from kernels.checks import (
+    check_attention,
+    check_dtype,
+    check_norm,
+    check_rotary,
+    check_store,
+    reject,
+)
+from kernels.sizes import lined, power_of_two
 
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LOG2_E = math.log2(math.e)
 _HEADS = 8
 """Heads of one program of the kernels that fill pages."""
@@ -39,7 +45,7 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Atte
     check_store(k, v, k_cache, v_cache, batch)
     if not k.numel():
         return
-    k, v = _lined(k), _lined(v)
+    k, v = lined(k), lined(v)
     rows, heads, dim = k.shape
     block_h = min(_HEADS, power_of_two(heads))
     store_kernel[(rows, -(-heads // block_h))](
@@ -70,7 +76,7 @@ def rotate_store(
     blocks = -(-q_heads // _HEADS) - 2 * (-kv_heads // _HEADS)
     if not rows * blocks:
         return out
-    q, k, v = _lined(q), _lined(k), _lined(v)
+    q, k, v = lined(q), lined(k), lined(v)
     rotate_store_kernel[(rows, blocks)](
         q, k, v, out, k_cache, v_cache, cos_sin, positions, batch.write_pages, batch.write_slots,
         out if norms is None else norms.q, out if norms is None else norms.k,
@@ -96,7 +102,7 @@ def paged_attention(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if not q.numel():
         return out
-    q = _lined(q)
+    q = lined(q)
     if batch.singles:
         _decode(q, k_cache, v_cache, batch, out, scale, window, None)
     if batch.singles < batch.context_lens.shape[0]:
@@ -126,8 +132,8 @@ def rotate_attend(
     _check_attend(q, k_cache, v_cache, batch, scale, window)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if q.numel():
-        new = NewRows(k=_lined(k), v=_lined(v), cos_sin=cos_sin, positions=positions, norms=norms)
-        _decode(_lined(q), k_cache, v_cache, batch, out, scale, window, new)
+        new = NewRows(k=lined(k), v=lined(v), cos_sin=cos_sin, positions=positions, norms=norms)
+        _decode(lined(q), k_cache, v_cache, batch, out, scale, window, new)
     return out
 
 
@@ -168,10 +174,6 @@ def _prefill(
     launch_prefill(*case, tile, prefill_splits(tiles * kv_heads, batch.max_context))
 
 
-def _lined(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
 def _check_heads(
     q: Tensor,
     k: Tensor,
@@ -185,7 +187,7 @@ def _check_heads(
 ) -> None:
     check_store(k, v, k_cache, v_cache, batch)
     check_rotary(q, k, cos_sin, positions)
-    _check_dtype("q", q)
+    check_dtype("q", q)
     if norms is not None:
         check_norm(q, norms.q)
         check_norm(k, norms.k)
@@ -202,16 +204,11 @@ def _check_attend(
     window: int | None,
 ) -> None:
     check_attention(q, k_cache, v_cache, window)
-    _check_dtype("q", q)
+    check_dtype("q", q)
     if scale <= 0:
         raise ValueError(f"scale must be > 0, got {scale}")
     if batch.page_table.shape[1] > 1 and batch.page_table.stride(1) != 1:
         reject("page_table", "contiguous in a row", batch.page_table)
-
-
-def _check_dtype(name: str, x: Tensor) -> None:
-    if x.dtype not in _DTYPES:
-        reject(name, "float16, bfloat16 or float32", x)
 
 
 __all__ = ["paged_attention", "rotate_attend", "rotate_store", "store_kv"]

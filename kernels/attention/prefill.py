@@ -7,7 +7,8 @@ from torch import Tensor
 
 from kernels.attention import AttentionBatch
 from kernels.attention.prefill_kernel import prefill_kernel
-from kernels.attention.tiles import PREFILL_PROGRAMS, Tile, power_of_two
+from kernels.attention.tiles import PREFILL_PROGRAMS, Tile
+from kernels.sizes import power_of_two
 
 _MIN_SPLIT = 256
 """Keys of the smallest split."""
@@ -44,7 +45,7 @@ def launch_prefill(
         GROUP=group, DIM=dim, PAGE=page,
         BLOCK_M=tile.lines, BLOCK_N=tile.keys, BLOCK_D=block_d,
         BLOCK_B=max(64, power_of_two(sequences)), MIN_SPLIT=max(_MIN_SPLIT, tile.keys),
-        HAS_SPLITS=splits > 1, HAS_WINDOW=window is not None, PRECISION="ieee",
+        HAS_SPLITS=splits > 1, HAS_WINDOW=window is not None,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 

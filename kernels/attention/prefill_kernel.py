@@ -51,7 +51,6 @@ def prefill_kernel(
     MIN_SPLIT: tl.constexpr,  # a multiple of BLOCK_N
     HAS_SPLITS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     ROWS: tl.constexpr = BLOCK_M // GROUP
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -110,17 +109,17 @@ def prefill_kernel(
         b_acc, b_peak, b_total = _attend(
             b_acc, b_peak, b_total, b_q, b_position, begin, tl.minimum(free_begin, end), low, end,
             p_k + o_k, p_v + o_k, p_pages, stride_k, stride_v, scale, window,
-            DIM, PAGE, BLOCK_N, BLOCK_D, True, True, True, PRECISION,
+            DIM, PAGE, BLOCK_N, BLOCK_D, True, True, True,
         )  # fmt: skip
     b_acc, b_peak, b_total = _attend(
         b_acc, b_peak, b_total, b_q, b_position, free_begin, free_end, low, end,
         p_k + o_k, p_v + o_k, p_pages, stride_k, stride_v, scale, window,
-        DIM, PAGE, BLOCK_N, BLOCK_D, False, HAS_WINDOW, False, PRECISION,
+        DIM, PAGE, BLOCK_N, BLOCK_D, False, HAS_WINDOW, False,
     )  # fmt: skip
     b_acc, b_peak, b_total = _attend(
         b_acc, b_peak, b_total, b_q, b_position, free_end, end, low, end,
         p_k + o_k, p_v + o_k, p_pages, stride_k, stride_v, scale, window,
-        DIM, PAGE, BLOCK_N, BLOCK_D, True, HAS_WINDOW, HAS_WINDOW or HAS_SPLITS, PRECISION,
+        DIM, PAGE, BLOCK_N, BLOCK_D, True, HAS_WINDOW, HAS_WINDOW or HAS_SPLITS,
     )  # fmt: skip
     b_acc = b_acc / tl.where(b_total == 0.0, 1.0, b_total)[:, None]  # 0 in lines without a row
     o_out = (o_line * (tl.num_programs(1) * GROUP) + o_heads)[:, None] * DIM + o_d[None, :]
@@ -191,7 +190,6 @@ def _attend(
     MASKED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     MAY_BE_EMPTY: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """Add the keys begin .. stop, whole blocks, to a softmax under way."""
     o_d = tl.arange(0, BLOCK_D)
@@ -215,7 +213,7 @@ def _attend(
             b_k = tl.load(p_k + o_k)
         else:
             b_k = tl.load(p_k + o_k, mask=(o_d < DIM)[None, :], other=0.0)
-        b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
+        b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")
         if MASKED:
             seen = o_n[None, :] <= b_position[:, None]
             if HAS_WINDOW:
@@ -236,7 +234,7 @@ def _attend(
         else:
             b_v = tl.load(p_v + o_v, mask=(o_d < DIM)[None, :], other=0.0)
         b_acc = b_acc * b_fade[:, None]
-        b_acc = tl.dot(b_p.to(b_v.dtype), b_v, b_acc, input_precision=PRECISION)
+        b_acc = tl.dot(b_p.to(b_v.dtype), b_v, b_acc, input_precision="ieee")
     return b_acc, b_peak, b_total
 
 

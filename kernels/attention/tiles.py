@@ -5,6 +5,8 @@ Fixed tables: nothing is tuned while serving.
 
 from dataclasses import dataclass
 
+from kernels.sizes import power_of_two
+
 PROGRAMS = 256
 """Most decode programs of a launch that splits contexts; with more, joining costs what it gains."""
 FEW_PAIRS = 128
@@ -106,11 +108,6 @@ def prefill_tile(rows: int, group: int, dim: int, itemsize: int) -> Tile:
 def merged_at_once(group: int, dim: int) -> int:
     """Partial results of a pair that are merged in one step; a power of two."""
     return max(1, min(16, _MERGED // (power_of_two(group) * power_of_two(dim))))
-
-
-def power_of_two(number: int) -> int:
-    """The smallest power of two that is not below a number >= 1."""
-    return 1 << (number - 1).bit_length()
 
 
 __all__ = [

@@ -7,6 +7,7 @@ from kernels.checks import reject
 from kernels.entry import StepRows
 from kernels.entry.checks import check_embed, check_spell_out
 from kernels.entry.gpu_kernels import embed_kernel, spell_out_kernel
+from kernels.sizes import power_of_two
 
 _BLOCK = 128
 """Rows, or blocks of a page table, of one program."""
@@ -56,7 +57,7 @@ def embed(tokens: Tensor, weight: Tensor, first_id: int) -> Tensor:
     (rows,), (vocab, hidden) = tokens.shape, weight.shape
     out = weight.new_empty(rows, hidden)
     if out.numel():
-        block = min(_ELEMENTS, 1 << (hidden - 1).bit_length())
+        block = min(_ELEMENTS, power_of_two(hidden))
         embed_kernel[(rows, -(-hidden // block))](
             tokens.contiguous(), weight, out, first_id, vocab,
             HIDDEN=hidden, BLOCK=block, num_warps=max(1, block // 256),

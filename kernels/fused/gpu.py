@@ -3,12 +3,19 @@
 import torch
 from torch import Tensor
 
-from kernels.checks import check_delta, check_gate_up, check_norm, check_rotary, reject
+from kernels.checks import (
+    check_delta,
+    check_dtype,
+    check_gate_up,
+    check_norm,
+    check_rotary,
+    reject,
+)
 from kernels.fused.delta import with_delta
 from kernels.fused.gpu_kernels import norm_kernel, rotary_kernel, silu_mul_kernel
 from kernels.overlap import overlap_options
+from kernels.sizes import lined, power_of_two
 
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _ELEMENTS = 2048
 """Elements of one program where lines are short."""
 _HEADS = 8
@@ -33,12 +40,12 @@ def add_rms_norm(
 def silu_mul(gate_up: Tensor, delta: Tensor | None = None) -> Tensor:
     """See `kernels.fused.SiluMul`."""
     check_gate_up(gate_up)
-    _check_dtype("gate_up", gate_up)
+    check_dtype("gate_up", gate_up)
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((rows, width))
     if out.numel():
-        gate_up, delta = _alike(_lined(gate_up), delta)
-        block = min(1024, _power_of_two(width))
+        gate_up, delta = _alike(lined(gate_up), delta)
+        block = min(1024, power_of_two(width))
         silu_mul_kernel[(rows, -(-width // block))](
             gate_up, gate_up if delta is None else delta, out, gate_up.stride(0),
             WIDTH=width, BLOCK=block, HAS_DELTA=delta is not None, num_warps=4,
@@ -50,7 +57,7 @@ def silu_mul(gate_up: Tensor, delta: Tensor | None = None) -> Tensor:
 def rotary(q: Tensor, k: Tensor, cos_sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     """See `kernels.fused.Rotary`."""
     check_rotary(q, k, cos_sin, positions)
-    _check_dtype("q", q)
+    check_dtype("q", q)
     if not cos_sin.is_contiguous():
         reject("cos_sin", "contiguous", cos_sin)
     outs = q.new_empty(q.shape), k.new_empty(k.shape)
@@ -58,11 +65,11 @@ def rotary(q: Tensor, k: Tensor, cos_sin: Tensor, positions: Tensor) -> tuple[Te
     k_heads = k.shape[1]
     blocks = -(-q_heads // _HEADS) - (-k_heads // _HEADS)
     if rows * blocks * dim:
-        q, k = _lined(q), _lined(k)
+        q, k = lined(q), lined(k)
         rotary_kernel[(rows, blocks)](
             q, k, *outs, cos_sin, positions, *q.stride()[:2], *k.stride()[:2],
             Q_HEADS=q_heads, K_HEADS=k_heads, DIM=dim,
-            BLOCK_H=_HEADS, BLOCK_HALF=_power_of_two(dim // 2), num_warps=2,
+            BLOCK_H=_HEADS, BLOCK_HALF=power_of_two(dim // 2), num_warps=2,
         )  # fmt: skip
     return outs
 
@@ -81,7 +88,7 @@ def _norm(
     x: Tensor, delta: Tensor | None, residual: Tensor | None, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     """Return (normed, total); without a residual the total is not written."""
-    _check_dtype("x", x)
+    check_dtype("x", x)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     total = out if residual is None else torch.empty_like(out)
     if not x.numel():
@@ -89,8 +96,8 @@ def _norm(
     dim = x.shape[-1]
     lines = x.numel() // dim
     x, inner, outer_stride, inner_stride = _strides(x)
-    block_d = _power_of_two(dim)
-    block_l = max(1, min(_ELEMENTS // block_d, _power_of_two(lines)))
+    block_d = power_of_two(dim)
+    block_l = max(1, min(_ELEMENTS // block_d, power_of_two(lines)))
     norm_kernel[(-(-lines // block_l),)](
         x, x if delta is None else delta, x if residual is None else residual,
         weight.contiguous(), out, total,
@@ -109,19 +116,6 @@ def _strides(x: Tensor) -> tuple[Tensor, int, int, int]:
     if x.ndim == 2 and x.stride(1) == 1:
         return x, 1, x.stride(0), 0
     return x.contiguous(), 1, x.shape[-1], 0
-
-
-def _lined(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _check_dtype(name: str, x: Tensor) -> None:
-    if x.dtype not in _DTYPES:
-        reject(name, "float16, bfloat16 or float32", x)
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()
 
 
 __all__ = ["add_rms_norm", "rms_norm", "rotary", "silu_mul"]

@@ -13,11 +13,16 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.checks import check_lora_input, check_lora_output, reject
+from kernels.checks import (
+    check_dtype,
+    check_lined,
+    check_lora_input,
+    check_lora_output,
+    reject,
+)
 from kernels.lora import LoraBatch, LoraTarget
 from kernels.lora.launches import (
     PRECISION,
-    check_kernel_rows,
     launch_options,
     launches,
     padded,
@@ -26,6 +31,7 @@ from kernels.lora.launches import (
 from kernels.lora.plans import AddPlan, plan_add
 from kernels.lora.triton_add import add_kernel
 from kernels.lora.triton_lanes import RANKS
+from kernels.sizes import lined
 
 COUNTER_WORDS = 16
 _EXCHANGES: dict[tuple[torch.device, int], Tensor] = {}
@@ -48,14 +54,15 @@ def add_(
     """
     check_lora_input(x)
     check_lora_output(y, target)
-    check_kernel_rows("x", x)
+    check_dtype("x", x)
     rows, width = x.shape
     if y.dtype != x.dtype or y.shape[0] != rows:
         reject("y", f"{x.dtype} [{rows}, N]", y)
-    check_kernel_rows("y", y, written=True)
+    check_dtype("y", y)
+    check_lined("y", y)
     if not (rows and batch.segments.max_rank):
         return
-    x = x if x.stride(1) == 1 else x.contiguous()
+    x = lined(x)
     plan = plan or plan_add(rows, width, batch.segments.max_rank)
     for _, launch in launches(target):
         if any(size for _, size in launch.spans):

@@ -12,12 +12,11 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.checks import check_expand, check_lora_input
+from kernels.checks import check_dtype, check_expand, check_lined, check_lora_input
 from kernels.lora import LoraBatch, LoraTarget, decode, prefill
 from kernels.lora.launches import (
     PRECISION,
     SITES_PER_LAUNCH,
-    check_kernel_rows,
     launch_options,
     launches,
     padded,
@@ -28,6 +27,7 @@ from kernels.lora.plans import MANY_ROWS, ExpandPlan, ShrinkPlan, plan_expand, p
 from kernels.lora.prefill_plans import PrefillExpandPlan, PrefillShrinkPlan
 from kernels.lora.triton_expand import expand_kernel
 from kernels.lora.triton_shrink import shrink_kernel
+from kernels.sizes import lined
 
 
 def lora_shrink(
@@ -39,11 +39,11 @@ def lora_shrink(
 ) -> Tensor:
     """See `kernels.lora.LoraShrink`; returns h in parts. Ranks above max_rank read as 0."""
     check_lora_input(x)
-    check_kernel_rows("x", x)
+    check_dtype("x", x)
     segments, sites, (rows, width) = batch.segments, len(target.sites), x.shape
     if not (rows and segments.max_rank and sites and len(segments.descriptors)):
         return x.new_zeros((sites, rows, segments.max_rank), dtype=torch.float32)
-    x = x if x.stride(1) == 1 else x.contiguous()
+    x = lined(x)
     if isinstance(plan, PrefillShrinkPlan) or (plan is None and rows >= MANY_ROWS):
         return prefill.shrink(x, batch, target, plan=plan)
     plan = plan or plan_shrink(rows, segments, min(sites, SITES_PER_LAUNCH), width, x.dtype)
@@ -73,7 +73,6 @@ def lora_shrink(
             BLOCK_RANKS=plan.block_ranks,
             BLOCK_K=plan.block_k,
             ITEM=x.element_size(),
-            PRECISION="ieee",
             USE_DOT=plan.dot,
             num_stages=1,
             **launch_options(x.device, plan.warps),
@@ -92,7 +91,8 @@ def lora_expand_(
     """See `kernels.lora.LoraExpand`; y's rows must be contiguous."""
     parts = h if h.ndim == 4 else h[None]  # [P, sites, T, max_rank]
     check_expand(y, parts[0], batch, target)
-    check_kernel_rows("y", y, written=True)
+    check_dtype("y", y)
+    check_lined("y", y)
     if not (h.numel() and len(batch.segments.descriptors)):
         return
     if isinstance(plan, PrefillExpandPlan) or (plan is None and y.shape[0] >= MANY_ROWS):

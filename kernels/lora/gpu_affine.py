@@ -8,9 +8,9 @@ pay a pass over y.
 import triton
 from torch import Tensor
 
-from kernels.checks import check_affine
+from kernels.checks import check_affine, check_dtype, check_lined
 from kernels.lora import LoraBatch, LoraTarget
-from kernels.lora.launches import check_kernel_rows, launches, padded, row_grid
+from kernels.lora.launches import launches, padded, row_grid
 from kernels.lora.triton_affine import affine_kernel
 
 BLOCK_ROWS = 8
@@ -20,7 +20,8 @@ BLOCK_N = 256
 def lora_affine_(y: Tensor, batch: LoraBatch, target: LoraTarget, bias: Tensor | None) -> None:
     """See `kernels.lora.LoraAffine`; y's rows must be contiguous."""
     check_affine(y, target, bias)
-    check_kernel_rows("y", y, written=True)
+    check_dtype("y", y)
+    check_lined("y", y)
     segments = batch.segments
     if not (y.numel() and len(segments.descriptors)):
         return

@@ -6,26 +6,13 @@ from dataclasses import replace
 
 import torch
 import triton
-from torch import Tensor
 
-from kernels.checks import reject
 from kernels.lora import LoraSegments, LoraTarget
 from kernels.overlap import overlaps
 
 SITES_PER_LAUNCH = 3
 PRECISION = {torch.float16: "tf32x3", torch.bfloat16: "halves", torch.float32: "ieee"}
 """How h, which is float32, is multiplied by a B of each dtype."""
-
-
-def check_kernel_rows(name: str, rows: Tensor, *, written: bool = False) -> None:
-    """Check [T, .] of x or y for a kernel: its dtype, and that rows to be written are contiguous.
-
-    Raises ValueError, naming it.
-    """
-    if rows.dtype not in PRECISION:
-        reject(name, f"of dtype {', '.join(map(str, PRECISION))}", rows)
-    if written and rows.numel() and rows.stride(1) != 1:
-        reject(name, "of contiguous rows", rows)
 
 
 def launches(target: LoraTarget) -> Iterator[tuple[slice, LoraTarget]]:
@@ -83,7 +70,6 @@ def launch_options(device: torch.device, warps: int, overlap: bool = True) -> di
 __all__ = [
     "PRECISION",
     "SITES_PER_LAUNCH",
-    "check_kernel_rows",
     "launch_options",
     "launches",
     "padded",

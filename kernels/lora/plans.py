@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.lora import LoraSegments
+from kernels.sizes import power_of_two
 
 MULTIPROCESSORS = 132
 """Of an H100 or H200 SXM; how many programs keep the device busy."""
@@ -112,11 +113,11 @@ def plan_shrink(
     longest = segments.longest(rows)
     size = max(2, dtype.itemsize)
     wide = width > 8192  # twice the in-features a program, for half the parts
-    block_k = min((2048 if wide else 1024) // size, _power(16, width))
+    block_k = min((2048 if wide else 1024) // size, max(16, power_of_two(width)))
     warps = 8 if wide else 4
     if _sums(rows, longest):
         return ShrinkPlan(
-            block_rows=_power(1, min(longest, SUM_TILE)),
+            block_rows=power_of_two(min(longest, SUM_TILE)),
             block_ranks=16,
             block_k=block_k,
             dot=False,
@@ -131,8 +132,10 @@ def plan_expand(rows: int, segments: LoraSegments, width: int, dtype: torch.dtyp
     size = max(2, dtype.itemsize)
     sums = _sums(rows, longest)
     return ExpandPlan(
-        block_rows=_power(1, min(longest, SUM_TILE)) if sums else 16,
-        block_columns=min((1024 if rows <= SUM_ROWS else 512) // size, _power(16, width)),
+        block_rows=power_of_two(min(longest, SUM_TILE)) if sums else 16,
+        block_columns=min(
+            (1024 if rows <= SUM_ROWS else 512) // size, max(16, power_of_two(width))
+        ),
         block_ranks=16,
         dot=not sums,
         warps=4,
@@ -142,11 +145,6 @@ def plan_expand(rows: int, segments: LoraSegments, width: int, dtype: torch.dtyp
 def _sums(rows: int, longest: int) -> bool:
     """Whether products are sums without tensor cores."""
     return rows <= SUM_ROWS and longest < SHARED_ROWS
-
-
-def _power(least: int, value: int) -> int:
-    """Return the smallest power of two that is at least both."""
-    return max(least, 1 << max(0, value - 1).bit_length())
 
 
 __all__ = [

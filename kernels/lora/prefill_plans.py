@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.sizes import power_of_two
+
 SPLIT_ROWS = 4096
 """Fewer rows make too few tiles for the device: sums over in-features are then split."""
 MOST_RANKS = 128
@@ -54,10 +56,10 @@ def plan_shrink(
 ) -> PrefillShrinkPlan:
     """Return the plan for x [rows, width] and a launch of `sites` sites."""
     size = max(2, dtype.itemsize)
-    rank_rows = _power(16, sites * max_rank)
+    rank_rows = max(16, power_of_two(sites * max_rank))
     # Of high ranks several blocks: programs for which an adapter has no rank-row end at once.
     block_ranks = min(64 if max_rank <= 16 else 32, rank_rows)
-    block_k = min((128 if block_ranks == 64 else 256) // size, _power(16, width))
+    block_k = min((128 if block_ranks == 64 else 256) // size, max(16, power_of_two(width)))
     return PrefillShrinkPlan(
         block_rows=64,
         block_ranks=block_ranks,
@@ -76,9 +78,9 @@ def plan_expand(rows: int, max_rank: int, width: int, dtype: torch.dtype) -> Pre
     few = rows < SPLIT_ROWS and max_rank <= 16  # more programs then do better than more stages
     return PrefillExpandPlan(
         block_rows=64,
-        block_columns=min(block, _power(32, width)),
-        block_ranks=_power(16, max_rank) if once else 16,
-        columns=min(2048 // size, _power(32, width)),
+        block_columns=min(block, max(32, power_of_two(width))),
+        block_ranks=max(16, power_of_two(max_rank)) if once else 16,
+        columns=min(2048 // size, max(32, power_of_two(width))),
         warps=4,
         stages=3 if once and size == 2 and not few else 1,
     )
@@ -89,16 +91,11 @@ def plan_silu(max_rank: int) -> PrefillExpandPlan:
     return PrefillExpandPlan(
         block_rows=64,
         block_columns=64 if max_rank <= 16 else 32,
-        block_ranks=_power(16, max_rank),
+        block_ranks=max(16, power_of_two(max_rank)),
         columns=1024,
         warps=4,
         stages=3,
     )
-
-
-def _power(least: int, value: int) -> int:
-    """Return the smallest power of two that is at least both."""
-    return max(least, 1 << max(0, value - 1).bit_length())
 
 
 __all__ = [

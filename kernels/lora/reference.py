@@ -85,9 +85,7 @@ def _adapter_segments(segments: LoraSegments) -> Iterator[tuple[int, int, int]]:
             yield start, stop, number
 
 
-def _read_record(
-    descriptors: Tensor, number: int, head: int
-) -> tuple[list[int], list[int], float]:
+def _read_record(descriptors: Tensor, number: int, head: int) -> tuple[list[int], list[int], float]:
     """Return (byte offsets of A's rows, of B's columns, scale) of one site of one adapter."""
     word, bits = descriptors[number + head : number + head + 2].tolist()
     first, rank = word >> 16, word & 0xFFFF

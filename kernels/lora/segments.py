@@ -72,9 +72,7 @@ class LoraBatch:
         for name, dtype in (("arena", torch.uint8), ("descriptors", torch.int64)):
             tensor: Tensor = getattr(self, name)
             if tensor.ndim != 1 or tensor.dtype != dtype or not tensor.is_contiguous():
-                raise ValueError(
-                    f"{name} must be flat contiguous {dtype}, got {_describe(tensor)}"
-                )
+                raise ValueError(f"{name} must be flat contiguous {dtype}, got {_describe(tensor)}")
 
 
 def _describe(tensor: Tensor) -> str:

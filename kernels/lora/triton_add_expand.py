@@ -22,7 +22,7 @@ from kernels.lora.triton_lanes import (
     offsets,
     to_write,
 )
-from kernels.lora.triton_rows import choose, widen
+from kernels.lora.triton_rows import choose, find_columns, widen
 from kernels.triton_overlap import begin
 
 WIDTH = tl.constexpr(64)  # columns of B that a warp reads of a rank-row at once
@@ -33,33 +33,6 @@ def _blocks(width0, width1, width2, BLOCK_N: tl.constexpr, VECTOR: tl.constexpr)
     """Return how many blocks of columns all sites have."""
     blocks = tl.cdiv(width0 * VECTOR, BLOCK_N) + tl.cdiv(width1 * VECTOR, BLOCK_N)
     return blocks + tl.cdiv(width2 * VECTOR, BLOCK_N)
-
-
-@triton.jit
-def _find_columns(
-    block,
-    start0,
-    start1,
-    start2,
-    width0,
-    width1,
-    width2,
-    SITES: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    VECTOR: tl.constexpr,
-):
-    """Return (site, its first column in y, the block's first column in the site, its width).
-
-    Starts and widths come in units of VECTOR columns, so that wide loads are known to be aligned.
-    """
-    end0 = tl.cdiv(width0 * VECTOR, BLOCK_N)
-    end1 = end0 + tl.cdiv(width1 * VECTOR, BLOCK_N)
-    site = (block >= end0).to(tl.int32)
-    if SITES > 2:
-        site += (block >= end1).to(tl.int32)
-    start = choose(site, start0, start1, start2, SITES) * VECTOR
-    width = choose(site, width0, width1, width2, SITES) * VECTOR
-    return site, start, (block - choose(site, 0, end0, end1, SITES)) * BLOCK_N, width
 
 
 @triton.jit
@@ -212,7 +185,7 @@ def expand(
         number, first, stop = find_tile(p_tiles, item // blocks, capacity)
         is_wanted = number >= 0 if HAS_BASE else stop >= 0
         if is_wanted:
-            site, start, within, width = _find_columns(
+            site, start, within, width = find_columns(
                 *(item % blocks, start0, start1, start2, width0, width1, width2),
                 *(SITES, BLOCK_N, VECTOR),
             )

@@ -10,6 +10,7 @@ import triton.language as tl
 from kernels.lora.triton_rows import (
     choose,
     find_b,
+    find_columns,
     find_rows,
     multiply,
     read_head,
@@ -22,35 +23,6 @@ _VARYING = [
     *("o_head0", "o_head1", "o_head2"),
     *("start0", "start1", "start2", "width0", "width1", "width2"),
 ]
-
-
-@triton.jit
-def _find_columns(
-    start0,
-    start1,
-    start2,
-    width0,
-    width1,
-    width2,
-    SITES: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    VECTOR: tl.constexpr,
-):
-    """Return (site, its first column in y, the program's columns in the site, its width).
-
-    Starts and widths come in units of VECTOR columns, so that wide loads are known to be aligned.
-    """
-    tile = tl.program_id(0)
-    end0 = tl.cdiv(width0 * VECTOR, BLOCK_N)
-    end1 = end0 + tl.cdiv(width1 * VECTOR, BLOCK_N)
-    site = (tile >= end0).to(tl.int32)
-    if SITES > 2:
-        site += (tile >= end1).to(tl.int32)
-    start = choose(site, start0, start1, start2, SITES) * VECTOR
-    width = choose(site, width0, width1, width2, SITES) * VECTOR
-    within = tile - choose(site, 0, end0, end1, SITES)
-    n = within * BLOCK_N + tl.arange(0, BLOCK_N)
-    return site, start, n, width
 
 
 @triton.jit
@@ -166,9 +138,11 @@ def expand_kernel(
     if number < 0:
         begin(USE_PDL)
         return
-    site, start, n, width = _find_columns(
-        start0, start1, start2, width0, width1, width2, SITES, BLOCK_N, VECTOR
+    site, start, column, width = find_columns(
+        *(tl.program_id(0), start0, start1, start2, width0, width1, width2),
+        *(SITES, BLOCK_N, VECTOR),
     )
+    n = column + tl.arange(0, BLOCK_N)
     p_record = p_descriptors + number
     o_head = choose(site, o_head0, o_head1, o_head2, SITES)
     first_word, r = read_head(p_record, o_head, max_rank)

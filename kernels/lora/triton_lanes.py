@@ -50,7 +50,7 @@ def from_read(b):
 
 @triton.jit
 def to_write(b):
-    """Undo `_from_read`."""
+    """Undo `from_read`."""
     if LANES_FIRST:
         b = tl.permute(b, (3, 2, 0, 1, 4))
     return b

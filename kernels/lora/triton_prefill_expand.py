@@ -17,7 +17,14 @@ from kernels.lora.triton_prefill_tiles import (
     read_h,
     read_ranks,
 )
-from kernels.lora.triton_rows import choose, find_b, find_rows, multiply, read_head
+from kernels.lora.triton_rows import (
+    choose,
+    find_b,
+    find_columns,
+    find_rows,
+    multiply,
+    read_head,
+)
 from kernels.triton_overlap import begin
 
 _VARYING = [
@@ -25,33 +32,6 @@ _VARYING = [
     *("o_head0", "o_head1", "o_head2"),
     *("start0", "start1", "start2", "width0", "width1", "width2"),
 ]
-
-
-@triton.jit
-def _find_chunk(
-    start0,
-    start1,
-    start2,
-    width0,
-    width1,
-    width2,
-    SITES: tl.constexpr,
-    CHUNK: tl.constexpr,
-    VECTOR: tl.constexpr,
-):
-    """Return (site, its first column in y, the program's first column in the site, its width).
-
-    Starts and widths come in units of VECTOR columns, so that wide loads are known to be aligned.
-    """
-    i_chunk = tl.program_id(0)
-    end0 = tl.cdiv(width0 * VECTOR, CHUNK)
-    end1 = end0 + tl.cdiv(width1 * VECTOR, CHUNK)
-    site = (i_chunk >= end0).to(tl.int32)
-    if SITES > 2:
-        site += (i_chunk >= end1).to(tl.int32)
-    start = choose(site, start0, start1, start2, SITES) * VECTOR
-    width = choose(site, width0, width1, width2, SITES) * VECTOR
-    return site, start, (i_chunk - choose(site, 0, end0, end1, SITES)) * CHUNK, width
 
 
 @triton.jit(do_not_specialize=_VARYING)
@@ -99,8 +79,9 @@ def prefill_expand_kernel(
     if number < 0:
         begin(USE_PDL)
         return
-    site, start, column, width = _find_chunk(
-        start0, start1, start2, width0, width1, width2, SITES, CHUNK, VECTOR
+    site, start, column, width = find_columns(
+        *(tl.program_id(0), start0, start1, start2, width0, width1, width2),
+        *(SITES, CHUNK, VECTOR),
     )
     left = width - column
     p_record = p_descriptors + number

@@ -1,4 +1,4 @@
-"""Where a program's rows and rank-rows are: shared by the shrink and the expand kernel.
+"""Where a program's rows, columns and rank-rows are, for all LoRA kernels, and products with them.
 
 Names: b_ blocks, p_ pointers, o_ offsets, m_ masks. Byte offsets and row starts are int64.
 """
@@ -71,6 +71,34 @@ def choose(i, v0, v1, v2, SITES: tl.constexpr):
     else:
         chosen = tl.where(i == 0, v0, tl.where(i == 1, v1, v2))
     return chosen
+
+
+@triton.jit
+def find_columns(
+    block,
+    start0,
+    start1,
+    start2,
+    width0,
+    width1,
+    width2,
+    SITES: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
+    """Return (site, its first column in y, the block's first column in the site, its width).
+
+    A launch's sites have as many blocks of BLOCK_N columns as they fill, one site after the other.
+    Starts and widths come in units of VECTOR columns, so that wide loads are known to be aligned.
+    """
+    end0 = tl.cdiv(width0 * VECTOR, BLOCK_N)
+    end1 = end0 + tl.cdiv(width1 * VECTOR, BLOCK_N)
+    site = (block >= end0).to(tl.int32)
+    if SITES > 2:
+        site += (block >= end1).to(tl.int32)
+    start = choose(site, start0, start1, start2, SITES) * VECTOR
+    width = choose(site, width0, width1, width2, SITES) * VECTOR
+    return site, start, (block - choose(site, 0, end0, end1, SITES)) * BLOCK_N, width
 
 
 @triton.jit

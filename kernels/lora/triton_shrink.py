@@ -41,7 +41,6 @@ def shrink_kernel(
     BLOCK_RANKS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     ITEM: tl.constexpr,
-    PRECISION: tl.constexpr,
     USE_DOT: tl.constexpr,
     USE_PDL: tl.constexpr,
 ):
@@ -68,7 +67,7 @@ def shrink_kernel(
         b_a = tl.load(p_a + k[None, :], mask=m_ranks[:, None] & m_k[None, :], other=0.0)
         begin(USE_PDL)
         b_x = tl.load(p_rows + k[None, :], mask=m_t[:, None] & m_k[None, :], other=0.0)
-        b_h = tl.dot(b_x, tl.trans(b_a), input_precision=PRECISION)
+        b_h = tl.dot(b_x, tl.trans(b_a), input_precision="ieee")
         p_out = p_out[None, :] + t.to(tl.int64)[:, None] * max_rank
         tl.store(p_out, b_h, mask=m_t[:, None] & m_ranks[None, :])
     else:

@@ -4,11 +4,12 @@ import torch
 from torch import Tensor
 
 from kernels.checks import reject
-from kernels.nf4.few_config import FewConfig, held_rows
+from kernels.nf4.few_config import FewConfig
 from kernels.nf4.few_kernel import nf4_few
 from kernels.nf4.gemm import has_room, workspace
 from kernels.nf4.packed_weight import PackedNF4
 from kernels.nf4.tables import pair_table
+from kernels.sizes import power_of_two
 
 
 def multiply_few(x: Tensor, w: PackedNF4, bias: Tensor | None, config: FewConfig) -> Tensor:
@@ -64,7 +65,7 @@ def _launch(
         x, *(norm or (x, x, x)), w.words, w.scales, pair_table(x.device), bias, y,
         *workspace(x.device),
         rows, features, w.columns, w.scales.shape[1], x.stride(0), w.blocks, groups, eps,
-        HAS_NORM=norm is not None, T=config.tiles, BM=held_rows(rows), PAIRS=config.pairs,
+        HAS_NORM=norm is not None, T=config.tiles, BM=power_of_two(rows), PAIRS=config.pairs,
         STEPS=config.steps(w.blocks), BUFFERS=buffers, SPLIT=config.split, W=config.warps,
         HAS_BIAS=bias is not None, launch_pdl=True, num_warps=config.warps,
     )  # fmt: skip

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from kernels.nf4.lookup import LUT_BYTES
 from kernels.nf4.packed_weight import BLOCK
+from kernels.sizes import power_of_two
 
 MOST_ROWS = 16
 """Rows of x that a program can hold."""
@@ -57,12 +58,7 @@ class FewConfig:
         return -(-needed // step)
 
     def _step_bytes(self, rows: int) -> int:
-        return self.warps * self.pairs * 2 * BLOCK * held_rows(rows) * 2
+        return self.warps * self.pairs * 2 * BLOCK * power_of_two(rows) * 2
 
 
-def held_rows(rows: int) -> int:
-    """Rows of x that a program keeps when it gets `rows`."""
-    return 1 << (rows - 1).bit_length()
-
-
-__all__ = ["MOST_ROWS", "FewConfig", "held_rows"]
+__all__ = ["MOST_ROWS", "FewConfig"]

@@ -24,6 +24,7 @@ from kernels.nf4.packed_weight import PackedNF4
 from kernels.nf4.reference import quantize_blocks
 from kernels.nf4.wide import can_take, multiply_wide
 from kernels.overlap import overlaps
+from kernels.sizes import lined
 
 
 def prepare(w: Weight, dtype: torch.dtype) -> Weight:
@@ -50,7 +51,7 @@ def linear(x: Tensor, w: Weight, bias: Tensor | None = None) -> Tensor:
     if isinstance(w, NF4Weight):
         return dense_linear(x, dequantize(w, x.dtype), _narrow(bias, x))
     if rows <= FUSED_ROWS:
-        return _fused(_lined(x), w, bias)
+        return _fused(lined(x), w, bias)
     # The gain is divided out by the product itself, in float32.
     weight = scaled_weight(w, x.dtype).T
     if bias is None:
@@ -83,7 +84,7 @@ def norm_linear(
     if isinstance(w, PackedNF4) and x.shape[0] <= FUSED_NORM_ROWS:
         config = _few(x, w)
         if config is not None and config.split == 1:
-            lines = _lined(x), residual.contiguous(), norm.contiguous()
+            lines = lined(x), residual.contiguous(), norm.contiguous()
             return norm_multiply_few(*lines, eps, w, bias, config)
     normed, total = add_rms_norm(x, residual, norm, eps)
     return linear(normed, w, bias), total
@@ -96,10 +97,6 @@ def _few(x: Tensor, w: PackedNF4) -> FewConfig | None:
     if not x.shape[0] or not w.rows or not w.columns:
         return None
     return choose_few(x.shape[0], w.rows, w.blocks)
-
-
-def _lined(x: Tensor) -> Tensor:
-    return x if x.stride(1) == 1 else x.contiguous()
 
 
 def _dense(w: Weight, dtype: torch.dtype) -> Tensor:

@@ -20,6 +20,7 @@ from kernels.sampling.draw_kernel import draw_kernel, weigh_kernel
 from kernels.sampling.penalise_kernel import penalise_kernel
 from kernels.sampling.select_kernel import MAX_LANE, MAX_LIST
 from kernels.sampling.top_kernel import log_total_kernel, top_kernel
+from kernels.sizes import power_of_two
 
 _PROGRAMS = 1024
 """Programs that a launch should have, as far as a part of a row is worth one."""
@@ -57,7 +58,7 @@ def best_keys(
     _check_columns(logits, lanes)
     out = torch.empty((rows, width + 1), dtype=torch.int64, device=logits.device)
     if rows:
-        padded = _power_of_two(width)
+        padded = power_of_two(width)
         found = torch.empty((rows, padded), dtype=torch.int64, device=logits.device)
         top_kernel[(rows,)](
             logits, logits.new_empty((rows, listed), dtype=torch.int64), found, out,
@@ -134,7 +135,7 @@ def draw(
     )  # fmt: skip
     draw_kernel[(count,)](
         logits, *given, sums, torch.empty((count, listed), dtype=torch.int64, device=logits.device),
-        out, columns, logits.stride(0), part, parts, BLOCK_PARTS=_power_of_two(parts), **sizes,
+        out, columns, logits.stride(0), part, parts, BLOCK_PARTS=power_of_two(parts), **sizes,
     )  # fmt: skip
     return out
 
@@ -153,7 +154,7 @@ def _best(logits: Tensor, first_id: int, slots: Tensor | None, last_token: Tenso
         raise ValueError(f"logits must have fewer rows, got {rows} of {columns} columns")
     best_kernel[(splits, rows)](
         logits, partial, arrived, out, slots, last_token, columns, logits.stride(0), first_id,
-        STEPS=part // block, BLOCK=block, SPLITS=splits, BLOCK_SPLITS=_power_of_two(splits),
+        STEPS=part // block, BLOCK=block, SPLITS=splits, BLOCK_SPLITS=power_of_two(splits),
         HAS_SLOTS=slots is not None, num_warps=4,
     )  # fmt: skip
     return out
@@ -163,7 +164,7 @@ def _sizes(logits: Tensor, lanes: int, listed: int) -> dict[str, int]:
     """What the kernels of one program a row are compiled for."""
     if listed > MAX_LIST:
         raise ValueError(f"listed must be at most {MAX_LIST}, got {listed}")
-    tile = min(_TILE, 8 * _power_of_two(-(-max(1, logits.shape[1]) // 8)))
+    tile = min(_TILE, 8 * power_of_two(-(-max(1, logits.shape[1]) // 8)))
     return {
         "SHIFT": _SHIFTS[logits.dtype],
         "LANES": lanes,
@@ -186,7 +187,7 @@ def _check_columns(logits: Tensor, lanes: int) -> None:
 
 def part_size(rows: int, columns: int) -> int:
     """Columns of one program."""
-    return min(max(_power_of_two(-(-rows * columns // _PROGRAMS)), _PARTS[0]), _PARTS[1])
+    return min(max(power_of_two(-(-rows * columns // _PROGRAMS)), _PARTS[0]), _PARTS[1])
 
 
 @cache
@@ -194,10 +195,6 @@ def _workspace(device: torch.device) -> tuple[Tensor, Tensor]:
     """Keys of parts, and arrivals, which every launch leaves at zero."""
     partial = torch.empty(_PARTIAL, dtype=torch.int64, device=device)
     return partial, torch.zeros(_MAX_ROWS, dtype=torch.int32, device=device)
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << max(0, number - 1).bit_length()
 
 
 __all__ = ["best_keys", "draw", "greedy", "log_total", "penalise"]

@@ -47,9 +47,7 @@ class Module:
 
     def target(self, layer: int) -> LoraTarget:
         """Its sites in a layer."""
-        return LoraTarget(
-            layer=layer, sites=self.sites, num_sites=NUM_SITES, spans=self.spans
-        )
+        return LoraTarget(layer=layer, sites=self.sites, num_sites=NUM_SITES, spans=self.spans)
 
 
 MODULES = (
@@ -85,9 +83,9 @@ class Adapters:
             max_rank=max((r for _, r in chosen), default=0),
             max_rows=max((n for n, _ in chosen), default=0),
             # Room for as many tiles as rows, as a captured step has.
-            tiles=torch.from_numpy(
-                tile_table(np.array(counts), np.array(numbers), sum(counts))
-            ).to(device),
+            tiles=torch.from_numpy(tile_table(np.array(counts), np.array(numbers), sum(counts))).to(
+                device
+            ),
         )
         return LoraBatch(arena=self.arena, descriptors=self.descriptors, segments=segments)
 

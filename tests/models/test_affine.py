@@ -41,9 +41,7 @@ def sites(*which: int) -> LoraSites:
     widths = [SHAPE.outputs[site] for site in which]
     starts = [sum(widths[:i]) for i in range(len(widths))]
     spans = tuple(zip(starts, widths, strict=True))
-    return LoraSites(
-        target=LoraTarget(layer=0, sites=which, num_sites=SHAPE.sites, spans=spans)
-    )
+    return LoraSites(target=LoraTarget(layer=0, sites=which, num_sites=SHAPE.sites, spans=spans))
 
 
 @pytest.fixture(autouse=True)

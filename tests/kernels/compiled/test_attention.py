@@ -72,7 +72,7 @@ def attention_constants(
     lines: int, keys: int, group: int, dim: int, window: bool
 ) -> dict[str, Any]:
     return {
-        **{"GROUP": group, "DIM": dim, "PAGE": 16, "HAS_WINDOW": window, "PRECISION": "ieee"},
+        **{"GROUP": group, "DIM": dim, "PAGE": 16, "HAS_WINDOW": window},
         **{"BLOCK_M": lines, "BLOCK_N": keys, "BLOCK_D": power_of_two(dim)},
     }
 

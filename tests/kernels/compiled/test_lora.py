@@ -21,7 +21,7 @@ POINTERS = {
 }
 ALIGNED = {*POINTERS, "K", "stride_x", "stride_y", "stride_part", "max_rank"}
 SHARED: dict[str, Any] = {"BLOCK_RANKS": 16, "ITEM": 2}
-SHRINK = {**SHARED, "SITES": 3, "BLOCK_K": 512, "PRECISION": "ieee"}
+SHRINK = {**SHARED, "SITES": 3, "BLOCK_K": 512}
 EXPAND = {
     **SHARED,
     "SITES": 2,

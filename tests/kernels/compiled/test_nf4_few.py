@@ -15,10 +15,11 @@ from triton.experimental.gluon._runtime import GluonASTSource  # noqa: E402
 
 from kernels.nf4.few import multiply_few  # noqa: E402
 from kernels.nf4.few_choice import choose_few  # noqa: E402
-from kernels.nf4.few_config import FewConfig, held_rows  # noqa: E402
+from kernels.nf4.few_config import FewConfig  # noqa: E402
 from kernels.nf4.few_kernel import nf4_few  # noqa: E402
 from kernels.nf4.lookup import LUT_BYTES  # noqa: E402
 from kernels.nf4.packed_weight import PackedNF4  # noqa: E402
+from kernels.sizes import power_of_two  # noqa: E402
 
 POINTERS = {
     **{f"p_{name}": "*bf16" for name in ("x", "residual", "norm", "total", "bias", "y")},
@@ -30,7 +31,12 @@ ALIGNED = {*POINTERS, "features", "columns", "padded", "stride_x", "blocks"} - {
 
 def compiled(has_norm: bool, rows: int, blocks: int, config: FewConfig) -> Any:
     constants: dict[str, Any] = {
-        **{"HAS_NORM": has_norm, "T": config.tiles, "BM": held_rows(rows), "PAIRS": config.pairs},
+        **{
+            "HAS_NORM": has_norm,
+            "T": config.tiles,
+            "BM": power_of_two(rows),
+            "PAIRS": config.pairs,
+        },
         **{"STEPS": config.steps(blocks), "BUFFERS": config.buffers(rows, blocks)},
         **{"SPLIT": config.split, "W": config.warps, "HAS_BIAS": True},
     }

@@ -216,7 +216,7 @@ def test_wrong_inputs_are_named() -> None:
     arena = mixed_arena(torch.float32, (4,) * 8)
     batch = arena.batch(arena.segments([3], [0]))
     target = LoraTarget(layer=0, sites=(0,), num_sites=3, spans=((0, 48),))
-    with pytest.raises(ValueError, match="x must be of dtype"):
+    with pytest.raises(ValueError, match="x must be float16"):
         lora_shrink(torch.randn(3, 72).double(), batch, target)
     h = lora_shrink(torch.randn(3, 72), batch, target)
     with pytest.raises(ValueError, match="y must be of contiguous rows"):
