@@ -8,7 +8,6 @@ A push leaves the third step to `tp_engine.fleet.dirty`.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import partial
 
@@ -20,8 +19,6 @@ from tp_engine.fleet.errands import CallError, LetGo, Loaded, Loading
 from tp_engine.fleet.leaving import Leaving
 from tp_engine.fleet.shared import Shared, refusal
 from tp_engine.messages import AdapterReply, LoadAdapter, MoveAdapter, PushAdapter
-
-log = logging.getLogger(__name__)
 
 
 class Arriving:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -15,8 +14,6 @@ from tp_engine.adapters.errors import shown
 from tp_engine.adapters.store import AdapterStore, StoreError
 from tp_engine.fleet.errands import Kept, LeftOut, LetGo
 from tp_engine.fleet.pushed import PUSHED, PushedFiles
-
-log = logging.getLogger(__name__)
 
 FIRST_DIGITS: Final = 12
 """Of a revision, the fewest that stand for it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,8 +20,6 @@ from tp_engine.fleet.errands import Loaded
 from tp_engine.fleet.keeper import Keeper
 from tp_engine.fleet.pushed import PUSHED
 from tp_engine.rank import Rank, base_files
-
-log = logging.getLogger(__name__)
 
 PACKING_VERSION = 1
 """Changes when the same revision takes other pages or words."""
