@@ -1,4 +1,4 @@
-"""A model directory of safetensors files, read lazily through memory maps."""
+"""A model directory of safetensors files, read lazily."""
 
 import json
 import os
@@ -67,7 +67,7 @@ class Checkpoint:
         self.close()
 
     def close(self) -> None:
-        """Unmap all files."""
+        """Let go of all files."""
         for file in self._files:
             file.close()
 

@@ -1,10 +1,11 @@
-"""A safetensors file mapped into memory, and handles to the tensors in it.
+"""An open safetensors file, and handles to the tensors in it.
 
 Every read copies bytes and then views them as the stored dtype: no value passes through a float
-conversion, and no tensor handed out depends on the mapping's life.
+conversion, and no tensor handed out depends on the file's life.
 """
 
 import mmap
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,26 +31,47 @@ class MappedFile:
         self.path = path
         if not path.is_file():
             raise CheckpointError(f"{path}: no such file")
-        with path.open("rb") as file:
-            self.infos = parse_header(file, path)
+        self._file = path.open("rb")
+        try:
+            self.infos = parse_header(self._file, path)
             # Read-only: a writable private map of a large file counts as memory to be backed.
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+        except BaseException:
+            self._file.close()
+            raise
 
     def __iter__(self) -> Iterator[str]:
         """Names of the file's tensors."""
         return iter(self.infos)
 
+    def read(self, begin: int, end: int) -> torch.Tensor:
+        """Copy of the file's bytes ``begin:end``, uint8.
+
+        Not by way of the map: to unmap what was touched takes milliseconds in which no other
+        thread of Python runs, and where a file was cut short meanwhile, touching ends the process.
+
+        Raises:
+            CheckpointError: the file was cut short since it was opened.
+        """
+        tensor = torch.empty(end - begin, dtype=torch.uint8)
+        rest = tensor.numpy().data
+        while rest:
+            count = os.preadv(self._file.fileno(), [rest], end - len(rest))
+            if not count:
+                raise CheckpointError(f"{self.path}: was cut short while it was read")
+            rest = rest[count:]
+        return tensor
+
     def view(self, begin: int, end: int) -> npt.NDArray[np.uint8]:
         """Read-only view of the file's bytes ``begin:end``; to be dropped before `close`."""
         if self._map.closed:
             raise ValueError(f"{self.path}: read after the checkpoint was closed")
-        if begin == end:
-            return np.empty(0, dtype=np.uint8)
         return np.frombuffer(self._map, dtype=np.uint8, count=end - begin, offset=begin)
 
     def close(self) -> None:
-        """Unmap the file."""
+        """Let go of the file."""
         self._map.close()
+        self._file.close()
 
 
 class StoredTensor:
@@ -84,7 +106,7 @@ class StoredTensor:
         """Bytes ``start:stop`` of the data (uint8), in memory of their own."""
         if not 0 <= start <= stop <= self.info.nbytes:
             raise ValueError(f"{self.name}: bytes {start}:{stop} of {self.info.nbytes}")
-        return _copy(self._file.view(self.info.begin + start, self.info.begin + stop))
+        return self._file.read(self.info.begin + start, self.info.begin + stop)
 
     def read_slice(self, rows: Span, cols: Span | None = None) -> torch.Tensor:
         """Rows (first dimension), and columns of a matrix, in memory of their own.
@@ -109,11 +131,6 @@ class StoredTensor:
         raw = self._file.view(self.info.begin + start, self.info.begin + stop)
         width = self.dtype.itemsize
         part = raw.reshape(rows.size, row_bytes)[:, cols.start * width : cols.stop * width]
-        return _copy(part).view(self.dtype)
-
-
-def _copy(view: npt.NDArray[np.uint8]) -> torch.Tensor:
-    """A contiguous tensor of the bytes. Torch itself warns about views of read-only memory."""
-    tensor = torch.empty(view.shape, dtype=torch.uint8)
-    np.copyto(tensor.numpy(), view)
-    return tensor
+        tensor = torch.empty(part.shape, dtype=torch.uint8)
+        np.copyto(tensor.numpy(), part)  # torch itself warns about views of read-only memory
+        return tensor.view(self.dtype)

@@ -59,14 +59,16 @@ class Background(Generic[J]):
         if self._comm.device.type == "cuda":
             torch.cuda.set_device(self._comm.device)  # a thread begins with the first GPU
         while self._error is None:
-            number, job = self._jobs.get()
-            try:
-                self._work(job)
-                self._comm.gather_background(self._lane, number)
-            except Exception as error:
+            self._do(*self._jobs.get())  # no name here keeps a job until the next one comes
+
+    def _do(self, number: int, job: J) -> None:
+        try:
+            self._work(job)
+            self._comm.gather_background(self._lane, number)
+        except Exception as error:
+            with self._lock:
+                self._error = error
+        else:
+            if self._comm.rank == 0:
                 with self._lock:
-                    self._error = error
-            else:
-                if self._comm.rank == 0:
-                    with self._lock:
-                        self._finished.append(number)
+                    self._finished.append(number)

@@ -123,14 +123,11 @@ class Comm:
             dist.broadcast(x, src=0, group=self.control_group)
         return x
 
-    def scatter_background(
-        self, parts: list[Tensor] | None, shape: tuple[int, ...], dtype: torch.dtype
-    ) -> Tensor:
-        """This rank's part of what rank 0 has for each (CPU, equal shapes)."""
+    def scatter_background(self, parts: list[Tensor] | None, mine: Tensor) -> Tensor:
+        """This rank's part of what rank 0 has for each (CPU, equal shapes), perhaps ``mine``."""
         if self.world == 1:
             assert parts is not None
             return parts[0]
-        mine = torch.empty(shape, dtype=dtype)
         dist.scatter(mine, parts, src=0, group=self.background_groups[Lane.DELIVERY])
         return mine
 

@@ -8,6 +8,7 @@ them, and rank 0 lets no step use the adapter before the copies of all ranks are
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from tp_engine.transfer import to_device
 
 Job = tuple[int, int, list[int], torch.cuda.Event | None]
 
-PART_BYTES = 4 * 2**20
+PART_BYTES = 2**20
 """Of a copy that the GPU is given at once: a step's own small copies wait behind such parts."""
 QUEUED_PARTS = 2
 """Parts that the GPU has in hand, so that it need not wait for the host between them."""
@@ -87,10 +88,10 @@ class Copies:
         copy = self._host.copy_of(handle)
         record = relocate(copy.record, pages, self._layers, self._host.page_bytes)
         stretch = self._descriptors[descriptor : descriptor + record.numel()]
-        parts = _parts(copy.pages, pages, max(1, PART_BYTES // self._host.page_bytes))
+        parts = self._parts(copy.pages, pages)
         if before is None:
             for source, target in parts:
-                self._pages[target].copy_(self._host.memory[source])
+                target.copy_(source)
             stretch.copy_(record)
             self._tell_ends(descriptor, record, copy)
             return
@@ -102,7 +103,7 @@ class Copies:
             self._tell_ends(descriptor, record, copy)
             queued: deque[torch.cuda.Event] = deque()
             for source, target in parts:
-                self._pages[target].copy_(self._host.memory[source], non_blocking=True)
+                target.copy_(source, non_blocking=True)
                 event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
                 event.record(self._stream)
                 queued.append(event)
@@ -114,12 +115,10 @@ class Copies:
         on_host = relocate(copy.record, copy.pages, self._layers, self._host.page_bytes)
         self._ends.publish(descriptor, record, on_host, self._host.memory)
 
-
-def _parts(host: list[int], arena: list[int], longest: int) -> list[tuple[slice, slice]]:
-    """Where stretches of at most so many pages lie on the host, and where they go."""
-    return [
-        (slice(host[i], host[i] + count), slice(arena[i], arena[i] + count))
-        for start, stop in runs(host, arena)
-        for i in range(start, stop, longest)
-        for count in [min(longest, stop - i)]
-    ]
+    def _parts(self, host: list[int], arena: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Bytes of the host, and where they go."""
+        for start, stop in runs(host, arena):
+            source = self._host.memory[host[start] : host[start] + stop - start].view(-1)
+            target = self._pages[arena[start] : arena[start] + stop - start].view(-1)
+            parts = (torch.split(stretch, PART_BYTES) for stretch in (source, target))
+            yield from zip(*parts, strict=True)

@@ -13,6 +13,7 @@ import torch
 from tp_engine.adapters import AdapterImage
 from tp_engine.background import Background
 from tp_engine.comm import Comm, Lane
+from tp_engine.host_memory import zeroed_pages
 from tp_engine.host_pages import HostPages
 
 Job = tuple[int, int, list[int], Sequence[AdapterImage] | None]
@@ -56,13 +57,11 @@ class Delivery:
         image = AdapterImage(
             pages=self._comm.scatter_background(
                 None if images is None else [image.pages for image in images],
-                (len(pages), self._host.page_bytes),
-                torch.uint8,
+                zeroed_pages(len(pages), self._host.page_bytes),
             ),
             record=self._comm.scatter_background(
                 None if images is None else [image.record for image in images],
-                (words,),
-                torch.int64,
+                torch.empty(words, dtype=torch.int64),
             ),
         )
         self._host.store(handle, pages, self._finish(image))

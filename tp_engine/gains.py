@@ -21,6 +21,7 @@ from sharding import SITES, ModelDims, RankCut, is_row_parallel, weight_slice
 from tp_engine.adapters import AdapterImage, rows_of
 from tp_engine.adapters.record import gain_places, gain_row
 from tp_engine.comm import Comm
+from tp_engine.host_memory import zeroed_pages
 from tp_engine.weights import RankWeights
 
 CHUNK_ELEMENTS = 1 << 22
@@ -60,7 +61,8 @@ class RankGains:
         places = gain_places(image.record, self._dims.layers)
         if not places:
             return image
-        image = AdapterImage(pages=image.pages.clone(), record=image.record)
+        pages = zeroed_pages(*image.pages.shape).copy_(image.pages)
+        image = AdapterImage(pages=pages, record=image.record)
         with self._beside_the_steps():
             squares = [self._squares(image, place) for place in places]
         self._add_parts(places, squares)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from dataclasses import replace
 from itertools import chain, repeat
 from types import SimpleNamespace
@@ -72,7 +73,7 @@ def test_a_rank_that_follows_ends_with_what_failed_beside_its_steps() -> None:
         rank=1,
         world=2,
         device=torch.device("cpu"),
-        scatter_background=lambda parts, shape, dtype: torch.zeros(shape, dtype=dtype),
+        scatter_background=lambda parts, mine: mine.zero_(),
         gather_background=lambda lane, number: None,
     )
     arena = SimpleNamespace(memory=torch.zeros(PAGE, dtype=torch.uint8), descriptors=None)
@@ -88,3 +89,17 @@ def test_a_rank_that_follows_ends_with_what_failed_beside_its_steps() -> None:
     with pytest.raises(RuntimeError, match="DELIVERY") as caught:
         worker.follow(lambda: time.sleep(0.0005))
     assert str(caught.value.__cause__) == "no gains"
+
+
+def test_what_was_sent_is_not_kept() -> None:
+    sent = image()
+    alive = weakref.ref(sent.pages)
+    host = HostPages(4, PAGE, pinned=False)
+    delivery = Delivery(Comm.alone(torch.device("cpu")), host, lambda image: image)
+    delivery.begin(5, 3, [0, 1], [sent])
+    del sent
+    wait(delivery)
+    until = time.monotonic() + 20
+    while alive() is not None and time.monotonic() < until:
+        time.sleep(0.001)
+    assert alive() is None, "the thread holds it until something else is sent"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from types import SimpleNamespace
 from typing import cast
+from unittest.mock import patch
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tp_engine.copies
 from tp_engine.adapters import AdapterImage, head_words
 from tp_engine.comm import Comm
 from tp_engine.copies import Copies
@@ -35,8 +37,17 @@ def test_runs_are_the_longest_stretches_in_which_all_columns_count_up(pages, ran
 
 
 @settings(max_examples=25, deadline=None)
-@given(pages_of, pages_of, st.integers(0, 2**31))
-def test_an_adapter_arrives_in_whatever_pages_it_is_given(host_pages, arena_pages, seed) -> None:
+@given(pages_of, pages_of, st.sampled_from([24, 64, 100, 2**20]), st.integers(0, 2**31))
+def test_an_adapter_arrives_in_whatever_pages_it_is_given(
+    host_pages, arena_pages, part_bytes, seed
+) -> None:
+    with patch.object(tp_engine.copies, "PART_BYTES", part_bytes):
+        check_arrival(host_pages, arena_pages, part_bytes, seed)
+
+
+def check_arrival(
+    host_pages: list[int], arena_pages: list[int], part_bytes: int, seed: int
+) -> None:
     count = min(len(host_pages), len(arena_pages))
     host_pages, arena_pages = host_pages[:count], arena_pages[:count]
     random = torch.Generator().manual_seed(seed)
@@ -52,6 +63,8 @@ def test_an_adapter_arrives_in_whatever_pages_it_is_given(host_pages, arena_page
     ends = cast(ResidentEnds, SimpleNamespace(publish=lambda *of: None))
     alone = Comm.alone(torch.device("cpu"))
     copies = Copies(alone, host, arena, descriptors, LAYERS, ends)
+    parts = copies._parts(host_pages, arena_pages)
+    assert max(source.numel() for source, _ in parts) <= part_bytes, "a step would wait behind it"
     copies.begin(5, 30, arena_pages)
     deadline = time.monotonic() + 10
     while not (landed := copies.landed()):

@@ -1,6 +1,7 @@
 """Reading a model directory lazily."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,15 @@ def test_tensors_outlive_the_checkpoint(tmp_path: Path) -> None:
     assert part.tolist() == [[3.0, 4.0]]
     with pytest.raises(ValueError, match="closed"):
         ckpt.read("a")
+
+
+def test_a_file_that_is_cut_short_meanwhile_ends_the_read_alone(tmp_path: Path) -> None:
+    path = make(tmp_path, {"a": torch.zeros(2**16), "b": torch.ones(2**16)}) / "model.safetensors"
+    with Checkpoint.open(tmp_path) as ckpt:
+        os.truncate(path, path.stat().st_size - 4)
+        assert not ckpt.read("a").any()
+        with pytest.raises(CheckpointError, match="cut short"):
+            ckpt.read("b")
 
 
 def test_writing_to_a_tensor_leaves_the_file_alone(tmp_path: Path) -> None:

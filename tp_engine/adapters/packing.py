@@ -20,6 +20,7 @@ from tp_engine.adapters.record import NO_ROW, SiteRows, build_record
 from tp_engine.adapters.revision import AdapterRevision, LoraModule
 from tp_engine.adapters.rows import cast_finite, copy_rows
 from tp_engine.adapters.targets import Place, module_name
+from tp_engine.host_memory import zeroed_pages
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -74,7 +75,7 @@ def pack_adapter(
     replaced = cast_replaced(revision.replaced, dtype)
     images = []
     for cut, (runs, _) in zip(cuts, placed, strict=True):
-        pages = torch.zeros(count, page_bytes, dtype=torch.uint8)
+        pages = zeroed_pages(count, page_bytes)
         by_key: dict[GroupKey, list[Run]] = {}
         for run in runs:
             by_key.setdefault(run.group.key, []).append(run)
