@@ -90,9 +90,10 @@ def _served(request: Request) -> set[str]:
 
 
 def _has_failed(operation: Operation) -> bool:
-    """To bring a new name, and lately: other failures are among the operations."""
+    """To bring a new name that is allowed, and lately: operations tell of all other failures."""
+    refused = operation.error is not None and operation.error.code == "name_refused"
     lately = time.time() - (operation.ended or 0.0) < FAILED_SECONDS
-    return operation.state == "failed" and not operation.replaces and lately
+    return operation.state == "failed" and lately and not (operation.replaces or refused)
 
 
 def _status(operation: Operation) -> AdapterStatus:

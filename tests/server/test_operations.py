@@ -466,7 +466,7 @@ async def test_what_is_on_its_way_is_listed_beside_what_is_served(
     web.gate.set()
 
 
-async def test_a_failed_replacement_is_no_failed_adapter(
+async def test_neither_a_failed_replacement_nor_a_refused_name_is_a_failed_adapter(
     api: httpx.AsyncClient, client: EngineClient, engine: FakeEngine
 ) -> None:
     held = ModelCard(name="held", root="/srv/h", parent="base", revision="ef" * 32, held=True)
@@ -479,6 +479,8 @@ async def test_a_failed_replacement_is_no_failed_adapter(
     engine.answer = lambda call: AdapterReply(call_id=call.call_id, code="not_finite", message="")
     for name in ("held", "team/sql-lora", "new"):
         await until(api, await register(api, name, "/srv/x", replace=True), "failed")
+    engine.answer = lambda call: AdapterReply(call_id=call.call_id, code="name_refused", message="")
+    await until(api, await register(api, "", "/srv/x"), "failed")
     engine.answer = lambda call: AdapterList(call_id=call.call_id, adapters=[])
     await engine.send(Models(models=MODELS[:1], max_model_len=512))  # all are unloaded
     await client.wait_for(lambda: len(client.require_serving().models) == 1)
