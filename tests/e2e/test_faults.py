@@ -175,10 +175,24 @@ def test_a_rank_whose_work_hangs_is_named(model: Path, tmp_path: Path) -> None:
         assert "time.sleep(1000)" in server.log or "in faulty" in server.log
 
 
+SHORT_LEAVE = """
+import os, runpy, sys
+sys.path.insert(0, os.getcwd())
+import launch.serving.lead
+launch.serving.lead.LEAVE_SECONDS = 2.0
+sys.argv[0] = "launch/serve.py"
+runpy.run_path("launch/serve.py", run_name="__main__")
+"""
+"""serve.py, with less patience for a front end that does not leave."""
+
+
 def test_a_front_end_that_hangs_does_not_hold_the_end(model: Path, tmp_path: Path) -> None:
-    with Server(tmp_path, model, *OPTIONS, "--drain-timeout=1", ranks=None) as server:
+    script = tmp_path / "script.py"
+    script.write_text(SHORT_LEAVE)
+    options = (*OPTIONS, "--drain-timeout=1")
+    with Server(tmp_path, model, *options, ranks=None, script=str(script)) as server:
         server.wait_ready().signal("front end", signal.SIGSTOP)
         server.process.send_signal(signal.SIGTERM)
         assert server.wait_ended(20) == 0
-        assert "did not leave" in server.log
+        assert "did not leave within 2 s" in server.log
         assert server.leftovers() == []
