@@ -1,4 +1,4 @@
-"""A minute and more of everything that happens to a fleet; ``python -m tests.soak`` takes longer."""
+"""75 seconds of everything that happens to a fleet; ``python -m tests.soak`` takes longer."""
 
 from pathlib import Path
 
