@@ -172,13 +172,13 @@ def test_prefill_tiles_of_any_size_agree(lines: int, keys: int, window: int | No
 @pytest.mark.parametrize("window", [None, 20, 200])
 def test_splits_of_a_chunk_agree(window: int | None) -> None:
     """Also splits that lie wholly behind some rows of a tile, or are not there for others."""
-    sequences = [(700, 20), (300, 5), (1000, 33), (40, 1)]
-    pool = Pool(pages=140, kv_heads=2, dim=16)
+    sequences = [(600, 20), (300, 5), (700, 33), (40, 1)]
+    pool = Pool(pages=110, kv_heads=2, dim=16)
     q, tables = prepared(sequences, pool, 2)
     batch, caches = make_batch(sequences, tables, pool.block), (pool.k_cache, pool.v_cache)
     expected = REFERENCE.paged_attention(q, *caches, batch, scale=1.0, window=window)
     tile = Tile(lines=32, keys=32, warps=4, stages=2)
-    for splits in (1, 2, 3, 8):
+    for splits in (1, 2, 8):
         out = torch.full_like(q, float("nan"))
         prefill.launch_prefill(q, *caches, batch, out, math.log2(math.e), window, tile, splits)
         assert_near(out, expected)

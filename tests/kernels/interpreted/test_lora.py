@@ -17,7 +17,14 @@ from tests.kernels.test_lora import POPULARITY, QKV
 from tests.kernels.truth import REFERENCE, assert_near, bits
 
 SPANS = ((0, 48), (48, 16), (64, 40))
-STEPS = {**POPULARITY, "skewed": ([30, 1, 1], [3, 5, 6])}  # the interpreter is slow
+STEPS: dict[str, tuple[list[int], list[int | None]]] = {
+    **POPULARITY,
+    "uniform": ([3] * 4, [1, 2, 6, 7]),
+    "zipf": ([6, 3, 2, 1], [0, 7, 5, 2]),
+    "skewed": ([18, 1, 1], [3, 5, 6]),
+    "prefill beside decode": ([18, 1, 1, 9, 1], [0, 1, None, 2, 0]),
+}
+"""Small, for the interpreter is slow; still of more rows than a block."""
 Plans = tuple[ShrinkPlan | PrefillShrinkPlan | None, ExpandPlan | PrefillExpandPlan | None]
 PLANS: dict[str, Plans] = {
     "chosen": (None, None),

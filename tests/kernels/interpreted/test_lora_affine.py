@@ -7,10 +7,8 @@ import torch
 
 from kernels.lora.gpu_affine import lora_affine_
 from tests.kernels.affine_cases import WIDTH, affine_arena, logical, run
-from tests.kernels.test_lora import POPULARITY
+from tests.kernels.interpreted.test_lora import STEPS
 from tests.kernels.truth import assert_near, bits
-
-STEPS = {**POPULARITY, "skewed": ([30, 1, 1], [3, 5, 6])}  # the interpreter is slow
 
 
 @pytest.mark.parametrize(
