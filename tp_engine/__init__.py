@@ -8,7 +8,7 @@
                  tiers, fetching, background, delivery, gains, host_pages, copies, resident_ends: up
                  to where they are used; fleet: names that come, change and go
     front end    messages, link, params, text, completion
-    processes    liveness, logs, garbage
+    processes    liveness, logs, interpreter
 
 Importing it is cheap; the names below are loaded on first use, so that reading options does not
 import torch.

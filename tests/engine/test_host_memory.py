@@ -37,6 +37,7 @@ def test_pages_hold_zeros_and_can_be_written() -> None:
     pages = zeroed_pages(3, 4096)
     assert pages.shape == (3, 4096) and pages.dtype == torch.uint8 and not pages.any()
     assert int(pages.fill_(7).sum()) == 7 * pages.numel()
+    assert zeroed_pages(0, 4096).shape == (0, 4096)
 
 
 @needs_huge_pages
