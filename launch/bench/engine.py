@@ -4,20 +4,23 @@
     torchrun --nproc-per-node N launch/bench/engine.py ...
 
 Random weights, one LoRA rank on all seven linears, prompts of 128 tokens. A case of ``--decode`` is
-``BATCHxADAPTERS``; its step is the wall time between steps while all requests decode, planning and
-sampling included. Cases without adapters are measured before any is registered, too. Prefill counts
-the prompt tokens of 32 prompts of 2048. ``--profile sums`` adds the time of each kernel in the
-first of these steps, and its share of the time that the same steps take unprofiled; ``--profile
-range`` marks a few steps of each case for ``ncu --profile-from-start off --graph-profiling node``.
+``BATCHxADAPTERS``; its step is the median wall time between steps while all requests decode,
+planning and sampling included. Cases without adapters are measured before any is registered, too.
+Prefill counts the prompt tokens of 32 prompts of 2048. ``--profile sums`` adds the time of each
+kernel in the first of these steps, and its share of the time that the same steps take unprofiled;
+``--profile range`` marks a few steps of each case for ``ncu --profile-from-start off
+--graph-profiling node``.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -73,15 +76,14 @@ def abort_all(engine: Engine) -> None:
 
 
 def decode_ms(engine: Engine, batch: int, digests: list[str], steps: int) -> float:
-    """Milliseconds between decode steps of ``batch`` requests."""
+    """Milliseconds between decode steps of ``batch`` requests, the median of ``steps``."""
     start_decoding(engine, batch, digests, steps)
-    start = time.perf_counter()
+    ends = [time.perf_counter()]
     for _ in range(steps):
         engine.step()
-    _settle()
-    elapsed = time.perf_counter() - start
+        ends.append(time.perf_counter())
     abort_all(engine)
-    return 1000 * elapsed / steps
+    return 1000 * statistics.median(b - a for a, b in pairwise(ends))
 
 
 def prefill_tokens_per_s(engine: Engine, digests: list[str], count: int, length: int) -> float:
