@@ -50,7 +50,7 @@ def attend(HALF: gl.constexpr, where, heads_of, blocks, sizes: gl.constexpr):
     STAGES: gl.constexpr = sizes[5]
     ROWS: gl.constexpr = 64 // GROUP
     p_q, p_out, stride_row, stride_head, scale = heads_of
-    q_parts, k_parts, v_parts, k_full, v_full, k_free, v_free = blocks
+    q_parts, k_parts, v_parts, k_full, v_full, k_free, v_free, clean = blocks
     window = where[2]
     heads = where[5]
     each = where[6]
@@ -63,6 +63,7 @@ def attend(HALF: gl.constexpr, where, heads_of, blocks, sizes: gl.constexpr):
     o_d = gl.arange(0, 64, layout=gl.SliceLayout(0, plain))
     o_line = gl.arange(0, 64, layout=gl.SliceLayout(1, of_s))
     step = 0
+    cleaned = 0
     first = gl.program_id(0) * each
     for item in range(first, gl.minimum(first + each, where[4] * heads)):
         head, _b, start, row, rows, context, _low, begin, count = span_of(
@@ -120,8 +121,11 @@ def attend(HALF: gl.constexpr, where, heads_of, blocks, sizes: gl.constexpr):
             behind = context - begin - (count - 1) * BLOCK_N
             if behind < BLOCK_N:
                 for part in gl.static_range(PARTS):
-                    _clear_behind(v_parts.index(stage * PARTS + part), behind, BLOCK_N)
+                    _clear_behind(v_parts.index(stage * PARTS + part), behind, HALF, BLOCK_N)
                 fence_async_shared()
+                mbarrier.arrive(clean, count=1)
+                mbarrier.wait(clean, cleaned & 1)
+                cleaned += 1
             b_o0, b_o1 = _weigh(b_p, v_parts, stage, b_o0, b_o1, PARTS)
             b_o0, b_o1 = warpgroup_mma_wait(0, deps=(b_o0, b_o1))
             mbarrier.arrive(v_free.index(stage), count=1)
@@ -190,12 +194,13 @@ def _soften(b_s, b_peak, b_total, b_position, n, earliest, window, scale, sizes:
 
 
 @gluon.jit
-def _clear_behind(b_v, keys, BLOCK_N: gl.constexpr):
-    """Set the rows from `keys` on to zero; both groups do so, with the same result."""
+def _clear_behind(b_v, keys, HALF: gl.constexpr, BLOCK_N: gl.constexpr):
+    """Set the rows from `keys` on to zero in a group's half of them."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    o_n = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, layout))
-    b_clean = gl.where((o_n < keys)[:, None], b_v.load(layout), 0.0)
-    b_v.store(b_clean)
+    ROWS: gl.constexpr = BLOCK_N // 2
+    o_n = HALF * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
+    rows = b_v.slice(HALF * ROWS, ROWS)
+    rows.store(gl.where((o_n < keys)[:, None], rows.load(layout), 0.0))
 
 
 __all__ = ["attend", "span_of"]

@@ -11,6 +11,7 @@ coordinates lie beyond the cache, which the copy fills with zeros. What lies beh
 sequence's last page is set to zero in shared memory, since 0 * NaN would be NaN.
 
     barriers of a stage: k_full, v_full (bytes have arrived), k_free, v_free (both groups are done)
+    barrier clean: each group has set its half of the rows behind the context to zero
 """
 
 from triton.experimental import gluon
@@ -73,6 +74,8 @@ def hopper_kernel(
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], signal)
     k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], signal)
     v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], signal)
+    clean = gl.allocate_shared_memory(gl.int64, [1], signal)
+    mbarrier.init(clean, count=2)
     for stage in gl.static_range(STAGES):
         mbarrier.init(k_full.index(stage), count=1)
         mbarrier.init(v_full.index(stage), count=1)
@@ -83,7 +86,7 @@ def hopper_kernel(
     sizes: gl.constexpr = (GROUP, DIM, PAGE, BLOCK_N, BLOCK_B, STAGES, HAS_WINDOW)
     p_table += first.to(gl.int64) * stride_table
     heads_of = (p_q, p_out, stride_row, stride_head, scale)
-    blocks = (q_parts, k_parts, v_parts, k_full, v_full, k_free, v_free)
+    blocks = (q_parts, k_parts, v_parts, k_full, v_full, k_free, v_free, clean)
     gl.warp_specialize(
         [
             (_attend_first, (where, heads_of, blocks, sizes)),
@@ -114,7 +117,7 @@ def _copy(where, k_rows, v_rows, p_table, stride_table, page_rows, blocks, sizes
     STAGES: gl.constexpr = sizes[5]
     PARTS: gl.constexpr = DIM // 64
     PAGES: gl.constexpr = BLOCK_N // PAGE
-    _q_parts, k_parts, v_parts, k_full, v_full, k_free, v_free = blocks
+    _q_parts, k_parts, v_parts, k_full, v_full, k_free, v_free, _clean = blocks
     items = where[4] * where[5]
     each = where[6]
     first = gl.program_id(0) * each
