@@ -48,6 +48,20 @@ def params(rows: int) -> DrawParams:
     )
 
 
+def check_penalties(values: Tensor) -> None:
+    seen = torch.rand(7, values.shape[1], device="cuda") < 0.3
+    counts = torch.randint(-6, 4, seen.shape, device="cuda").clamp(0).int()
+    penalties = Penalties(
+        rows=torch.tensor([4, 0, 2]).cuda(),
+        slots=torch.tensor([1, 6, 3]).cuda(),
+        factors=torch.tensor([[1.3, 0.7, 1.0], [0.4, 0.0, -1.1], [0.3, -0.2, 0.7]]).cuda(),
+    )
+    expected = values.clone()
+    reference.penalise(expected, seen, counts, penalties)
+    gpu.penalise(values, seen, counts, penalties)
+    assert torch.equal(values, expected)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [1, 3, 32, 256])
 def test_greedy_equals_reference_and_its_replays(rows: int, dtype: torch.dtype) -> None:
@@ -95,18 +109,26 @@ def test_best_keys_and_totals_equal_reference(kind: str, dtype: torch.dtype) -> 
 
 
 def test_penalties_round_as_the_reference() -> None:
-    values = logits("noise", 6, torch.float32)
-    seen = torch.rand(7, VOCAB, device="cuda") < 0.3
-    counts = torch.randint(-6, 4, (7, VOCAB), device="cuda").clamp(0).int()
-    penalties = Penalties(
-        rows=torch.tensor([4, 0, 2]).cuda(),
-        slots=torch.tensor([1, 6, 3]).cuda(),
-        factors=torch.tensor([[1.3, 0.7, 1.0], [0.4, 0.0, -1.1], [0.3, -0.2, 0.7]]).cuda(),
-    )
-    expected = values.clone()
-    reference.penalise(expected, seen, counts, penalties)
-    gpu.penalise(values, seen, counts, penalties)
-    assert torch.equal(values, expected)
+    check_penalties(logits("noise", 6, torch.float32))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("columns", [1, 130, 5001])
+def test_rows_of_few_columns_equal_reference(columns: int, dtype: torch.dtype) -> None:
+    """All kernels at once, in little time."""
+    values = logits("language", 5, dtype, columns)
+    rows = torch.tensor([4, 0, 2], device="cuda")
+    slots, given = torch.tensor([1, 6, 3, 0, 2], device="cuda"), params(3)
+    last, expected_last = torch.zeros(2, 7, dtype=torch.int64, device="cuda")
+    best = gpu.greedy(values, 7, slots, last)
+    assert torch.equal(best, reference.greedy(values, 7, slots, expected_last))
+    assert torch.equal(last, expected_last)
+    assert torch.equal(gpu.best_keys(values, 11, 20), reference.best_keys(values, 11, 20))
+    got, total = gpu.log_total(values, rows), reference.log_total(values, rows)
+    torch.testing.assert_close(got, total, rtol=1e-13, atol=1e-13)
+    top = values[rows].float().amax(1)
+    assert torch.equal(gpu.draw(values, rows, top, given), reference.draw(values, rows, top, given))
+    check_penalties(values.float())
 
 
 @pytest.mark.parametrize("rows", [1, 5, 256, 4000])
