@@ -24,8 +24,8 @@ from launch.bench.attention.checks import run_checks
 from launch.bench.attention.decode import decode_table
 from launch.bench.attention.prefill import prefill_table
 from launch.bench.attention.small import small_table
-from launch.bench.attention.timing import read_ceiling
 from launch.bench.environment import print_json
+from launch.bench.graphs import read_ceiling
 
 
 def main() -> int:

@@ -18,11 +18,18 @@ from torch.nn.functional import linear as dense_linear
 from kernels.nf4.expand import dequantize
 from kernels.nf4.gpu import linear
 from launch.bench.environment import print_json
-from launch.bench.tune_nf4 import SHAPES, copies, error_of, microseconds, random_packed
+from launch.bench.graphs import read_ceiling
+from launch.bench.tune_nf4 import (
+    BEYOND_L2,
+    SHAPES,
+    copies,
+    error_of,
+    microseconds,
+    random_packed,
+)
 
 ROWS = (1, 4, 16, 64, 256, 4096)
 _TOLERANCE = 6e-3  # relative distance; rounding to bfloat16 alone gives 1.7e-3
-_BEYOND_L2 = 160 << 20
 
 
 def check(name: str, rows: tuple[int, ...]) -> None:
@@ -46,7 +53,7 @@ def measure(name: str, m: int) -> dict[str, Any]:
     ours = microseconds(lambda i: linear(x, every[i]), len(every))
     held = sum(w.words.nbytes + w.scales.nbytes for w in every) / len(every)
     dense = dequantize(every[0], torch.bfloat16)
-    library = [dense, *(dense.clone() for _ in range(max(1, _BEYOND_L2 // dense.nbytes)))]
+    library = [dense, *(dense.clone() for _ in range(max(1, BEYOND_L2 // dense.nbytes)))]
     base = microseconds(lambda i: dense_linear(x, library[i]), len(library))
     moved = held + x.nbytes + 2 * m * features
     return {
@@ -59,12 +66,6 @@ def measure(name: str, m: int) -> dict[str, Any]:
     }
 
 
-def read_ceiling() -> float:
-    """TB/s of a large sum."""
-    numbers = torch.empty(1 << 30, dtype=torch.bfloat16, device="cuda").normal_()
-    return round(numbers.nbytes / microseconds(lambda _: numbers.sum(), 1) / 1e6, 2)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
@@ -72,7 +73,7 @@ def main() -> None:
     torch.manual_seed(0)
     for name in SHAPES:
         check(name, tuple(options.rows))
-    ceiling = read_ceiling()
+    ceiling = round(read_ceiling(), 2)
     results, means = [], {}
     for m in options.rows:
         row = [measure(name, m) for name in SHAPES]

@@ -17,8 +17,9 @@ from torch import Tensor
 from kernels import DenseWeight, LoraBatch, Weight
 from kernels.dispatch import ops_for
 from launch.bench.attention.memory import DIM, KV_HEADS, Q_HEADS, paged
+from launch.bench.graphs import graph_us
 from launch.bench.lora_arena import INPUTS, MODULES, Module
-from launch.bench.lora_step import Step, graph_time
+from launch.bench.lora_step import Step
 from launch.bench.tune_nf4 import random_packed
 from tp_engine.comm import Comm
 from tp_engine.layers import (
@@ -65,7 +66,7 @@ class Layers:
             lora=lora,
         )
         x = torch.randn(rows, INPUTS[0], device=self._device).bfloat16()
-        return graph_time(lambda: self._run(x, step, layers)) / layers
+        return graph_us([lambda: self._run(x, step, layers)]) / layers
 
     def _run(self, x: Tensor, step: StepInput, layers: int) -> None:
         """The layers of `tp_engine.models.decoder.Decoder`, up to the last sum."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from kernels.lora import LoraBatch, decode, gpu, reference
 from kernels.lora.plans import AddPlan
 from kernels.lora.prefill_plans import PrefillExpandPlan, PrefillShrinkPlan
+from launch.bench.graphs import graph_us
 from launch.bench.lora_arena import MODULES, Adapters, Module
 
 Pair = tuple[PrefillShrinkPlan | None, PrefillExpandPlan | None]
@@ -89,31 +89,6 @@ class Step:
         return worst
 
 
-def graph_time(run: Callable[[], None], replays: int = 20) -> float:
-    """Median microseconds of a replay."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    times: list[float] = []
-    for _ in range(replays + 2):
-        start, stop = _event(), _event()
-        start.record()
-        graph.replay()
-        stop.record()
-        stop.synchronize()
-        times.append(1e3 * float(start.elapsed_time(stop)))
-    return statistics.median(times[2:])
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-
 class Bench:
     """Times steps; keeps the flush buffer and its time."""
 
@@ -121,7 +96,7 @@ class Bench:
         self._flush = torch.zeros(48 << 20, dtype=torch.float32, device=device)  # 192 MiB
         self._sum = torch.zeros((), device=device)
         self._repeats = 8
-        self._flush_time = graph_time(self._flushes)
+        self._flush_time = graph_us([self._flushes])
 
     def _flushes(self) -> None:
         for _ in range(self._repeats):
@@ -140,7 +115,7 @@ class Bench:
                 for module in MODULES:
                     step.add(module, i % layers, (plans or {}).get(module.name, CHOSEN))
 
-        return (graph_time(run) - self._flush_time) / self._repeats
+        return (graph_us([run]) - self._flush_time) / self._repeats
 
     def turning(self, step: Step, modules: Sequence[Module], plans: Plans = CHOSEN) -> float:
         """Microseconds a layer of these projections, all layers in turn."""
@@ -151,7 +126,7 @@ class Bench:
                 for module in modules:
                     step.add(module, layer, plans)
 
-        return graph_time(run) / layers
+        return graph_us([run]) / layers
 
     def ceiling(self) -> float:
         """Bytes/s of a large sum, timed while weights don't fit the cache."""

@@ -11,7 +11,6 @@ isn't near the float32 product is reported and left out.
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -34,6 +33,7 @@ from kernels.nf4.packed import COLUMNS, ROWS
 from kernels.nf4.packed_weight import PackedNF4
 from kernels.nf4.wide import multiply_wide
 from kernels.nf4.wide_config import WideConfig
+from launch.bench.graphs import graph_us
 from launch.bench.nf4_candidates import candidates, few_candidates, wide_candidates
 from launch.bench.nf4_table import write_table
 
@@ -47,7 +47,7 @@ SHAPES = {
     "down": (4096, 14336),
 }
 ROW_PARALLEL = ("o", "down")
-_BEYOND_L2 = 160 << 20
+BEYOND_L2 = 160 << 20
 _LAUNCHES = 24
 
 
@@ -74,7 +74,7 @@ def random_packed(rows: int, columns: int) -> PackedNF4:
 
 def copies(w: PackedNF4) -> list[PackedNF4]:
     """Return enough copies that reading them in turn finds none in the L2 cache."""
-    count = max(2, -(-_BEYOND_L2 // w.nbytes))
+    count = max(2, -(-BEYOND_L2 // w.nbytes))
     again = [
         PackedNF4(
             words=w.words.clone(),
@@ -88,28 +88,9 @@ def copies(w: PackedNF4) -> list[PackedNF4]:
     return [w, *again]
 
 
-def _timer() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # ships no types
-
-
 def microseconds(call: Callable[[int], object], count: int) -> float:
-    """Median time of `call(i)`, i going round `count` copies, from replays of a CUDA graph."""
-    for i in range(3):
-        call(i % count)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for i in range(_LAUNCHES):
-            call(i % count)
-    graph.replay()
-    times = []
-    for _ in range(9):
-        start, end = _timer(), _timer()
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1000 / _LAUNCHES)
-    return float(statistics.median(times))
+    """Median time of `call(i)`, i going round `count` copies, in a CUDA graph."""
+    return graph_us([partial(call, i % count) for i in range(_LAUNCHES)], replays=9)
 
 
 def compile_share(rows: list[int], part: int, parts: int) -> None:
@@ -149,7 +130,7 @@ def tune(name: str, shape: tuple[int, int], m: int) -> dict[str, Any]:
     x = torch.randn(m, columns, device="cuda").bfloat16()
     dense = dequantize(w, torch.bfloat16)
     expected = x.float() @ dequantize(w, torch.float32).T
-    library = [dense, *(dense.clone() for _ in range(max(1, _BEYOND_L2 // dense.nbytes)))]
+    library = [dense, *(dense.clone() for _ in range(max(1, BEYOND_L2 // dense.nbytes)))]
     base = microseconds(partial(_library, x, library), len(library))
     library.clear()
     every = copies(w)

@@ -26,7 +26,8 @@ from launch.bench.attention.memory import (
     paged,
     queries,
 )
-from launch.bench.attention.timing import BEYOND_L2, DEVICE, Call, graph_us, peer_us
+from launch.bench.attention.timing import BEYOND_L2, DEVICE, peer_us
+from launch.bench.graphs import Call, graph_us
 
 SCALE = DIM**-0.5
 CASES = (

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kernels import AttentionBatch
 from launch.bench.attention.memory import DIM, Paged
-from launch.bench.attention.timing import Call
+from launch.bench.graphs import Call
 
 
 def varlen_calls(memory: Paged, q: Tensor) -> list[Call]:

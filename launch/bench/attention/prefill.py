@@ -20,7 +20,8 @@ from launch.bench.attention.checks import TOLERANCE, distance
 from launch.bench.attention.decode import fastest
 from launch.bench.attention.memory import DIM, KV_HEADS, Q_HEADS, Paged, paged, queries
 from launch.bench.attention.peers import varlen_calls
-from launch.bench.attention.timing import DEVICE, Call, graph_us, peer_us
+from launch.bench.attention.timing import DEVICE, peer_us
+from launch.bench.graphs import Call, graph_us
 
 SCALE = DIM**-0.5
 TILES = [

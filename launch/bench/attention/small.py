@@ -10,7 +10,8 @@ from kernels.attention import gpu as attention
 from kernels.fused import gpu as fused
 from kernels.fused import reference as fused_reference
 from launch.bench.attention.memory import DIM, KV_HEADS, Q_HEADS, paged
-from launch.bench.attention.timing import DEVICE, Call, graph_us
+from launch.bench.attention.timing import DEVICE
+from launch.bench.graphs import Call, graph_us
 
 HIDDEN, INTERMEDIATE = 4096, 14336
 LAUNCHES = 32
