@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """y += scale * (x A^T) B^T of each row's own adapter, in one launch.
 
     programs 0 .. shrinks - 1   h: (tile, site, part of K), their sums go to the exchange

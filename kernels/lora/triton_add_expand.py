@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """The second half of a LoRA delta of few rows: y += scale * h B^T, h from the exchange.
 
 An item is (tile, columns of a site); a program is one warp.

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """The first half of a LoRA delta of few rows: parts of h = x A^T, put into the exchange.
 
 An item is (tile, site, part of K); a program is one warp.

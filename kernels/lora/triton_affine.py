@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """y = (y - c) * gain + c + own of each row's own adapter.
 
 Names: b_ blocks, p_ pointers, o_ offsets, m_ masks. Byte offsets and row starts are int64.

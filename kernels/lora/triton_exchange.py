@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """How programs of one launch hand h on: words that say which launch they are of.
 
 A word has 64 bits, a float32 below and the number of the launch above: one with this launch's

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """y += scale * h B^T of each row's own adapter, h in parts that are added in order.
 
 program (column tile, row tile): rows of one segment x BLOCK_N columns of one site; its loop over

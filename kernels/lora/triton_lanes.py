@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """How tensors are read so that each lane gets what it needs of the tensor cores' operands.
 
 A load has rank 5: [block, other, line, quad, inner], 8 lines, 4 quads, and 8 inner elements of 16

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """y += scale * h B^T of steps of many rows: a stream of y, to which little is added.
 
 program (column chunk, row tile): up to CHUNK columns of one site x rows of one segment; its h

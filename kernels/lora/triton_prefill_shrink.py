@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """h = x A^T of steps of many rows, as parts of the sum over K: x streams by once for all sites.
 
 program (block, part, tile): rank-rows of one adapter, of all sites x steps * BLOCK_K x rows of one

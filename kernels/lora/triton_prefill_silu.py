@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """silu(gate) * up of steps of many rows, with the deltas of gate and up added on the way.
 
 They cost no pass of their own over the widest output of a layer, and the shrink of the next

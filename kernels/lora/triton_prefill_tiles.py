@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Tiles of y whose delta comes from tensor cores, and thin ones: for the kernels of many rows.
 
 y must go from memory to the lanes that hold its delta without a detour. A lane of a quad holds two

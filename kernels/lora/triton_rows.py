@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Where a program's rows, columns and rank-rows are, for all LoRA kernels, and products with them.
 
 Names: b_ blocks, p_ pointers, o_ offsets, m_ masks. Byte offsets and row starts are int64.

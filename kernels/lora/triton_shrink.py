@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """h = x A^T of each row's own adapter, as parts of the sum over K.
 
 program (part, tile, block): rows of one segment x rank-rows of one adapter x BLOCK_K

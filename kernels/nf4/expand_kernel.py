@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """De-quantisation in Triton, of packed and of canonical shards, exact: code * absmax in float32."""
 
 import triton

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """The NF4 product in Triton: Y^T = W X^T, weights unpacked straight into tensor core fragments.
 
 Legend: a program has TILES tiles of 16 output features and BM rows of x, and adds up 64-column

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """The NF4 product for many rows, in Gluon: weights unpack while the tensor cores multiply.
 
 Legend: an output is BM rows of x by TILES tiles of 16 features. Its work is `units` units of two

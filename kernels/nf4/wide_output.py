@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """What becomes of the sums of `wide_kernel.py`: a whole output is written, parts are joined.
 
 Programs leave their parts of an output in memory. At its end each waits for the other programs of

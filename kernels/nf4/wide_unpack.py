@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """NF4 words in shared memory to an operand of the tensor cores in registers, in Gluon.
 
 Two ways: by permutations of bytes as in `gemm_kernel.py`, 23 instructions for eight weights, 17 of
