@@ -105,12 +105,25 @@ ASSEMBLY = _assembly(scaled=False)
 """See `_assembly`; 19 instructions for eight weights."""
 ASSEMBLY_SCALED = _assembly(scaled=True)
 
+LOAD_TABLE = """{
+    .reg .b32 lane;
+    .reg .b64 at;
+    mov.u32 lane, %laneid;
+    mad.wide.u32 at, lane, 32, $5;
+    ld.global.nc.v4.b32 {$0, $1, $2, $3}, [at];
+    ld.global.nc.b32 $4, [at + 16];
+    }"""
+"""PTX: the five words of TABLE to $0..$4, each lane from its own copy (see `tables.prmt_table`): a
+constant, or a value that all lanes are known to share, would be brought from a uniform register
+anew for every use."""
+
 __all__ = [
     "ASSEMBLY",
     "ASSEMBLY_SCALED",
     "BITS",
     "EXACT",
     "GAIN",
+    "LOAD_TABLE",
     "ORDER",
     "RENUMBERED",
     "TABLE",

@@ -10,11 +10,11 @@ from triton import language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from kernels.gluon_names import barrier
 from kernels.nf4 import lookup
 from kernels.nf4.codebook import GAIN
 from kernels.nf4.few_input import in_lane_order, load_norm, load_rows, normalise, store_rows
 from kernels.nf4.few_parts import (
-    barrier,
     join_parts,
     lanes,
     load_scales,

@@ -11,9 +11,9 @@ from triton import language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from kernels.gluon_names import barrier
 from kernels.nf4 import lookup
 
-barrier = getattr(gl, "barrier", None) or gl.thread_barrier  # renamed after Triton 3.6
 _PRODUCT_8 = tl.constexpr(lookup.product(1))
 _PRODUCT_16 = tl.constexpr(lookup.product(2))
 _CONSTRAINTS_8 = tl.constexpr(",".join(["=&f"] * 4 + ["r"] * 16))

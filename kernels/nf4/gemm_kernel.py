@@ -9,23 +9,12 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
-from kernels.nf4.codebook import ASSEMBLY, ASSEMBLY_SCALED, GAIN
+from kernels.nf4.codebook import ASSEMBLY, ASSEMBLY_SCALED, GAIN, LOAD_TABLE
 
 _ASSEMBLY = tl.constexpr(ASSEMBLY)
 _ASSEMBLY_SCALED = tl.constexpr(ASSEMBLY_SCALED)
 _GAIN = tl.constexpr(GAIN)
-# Five words from memory, each lane its own copy: a constant, or a value that all lanes are known
-# to share, would be brought from a uniform register anew for every use.
-_LOAD_TABLE = tl.constexpr(
-    """{
-    .reg .b32 lane;
-    .reg .b64 at;
-    mov.u32 lane, %laneid;
-    mad.wide.u32 at, lane, 32, $5;
-    ld.global.nc.v4.b32 {$0, $1, $2, $3}, [at];
-    ld.global.nc.b32 $4, [at + 16];
-    }"""
-)
+_LOAD_TABLE = tl.constexpr(LOAD_TABLE)
 
 
 @triton.jit

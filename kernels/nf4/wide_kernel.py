@@ -24,12 +24,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_wait
 
+from kernels.gluon_names import barrier, load_tile
 from kernels.nf4.wide_output import leave, settle_all, write
 from kernels.nf4.wide_unpack import fill_table, unpack_step
-
-# Names that changed between Triton 3.6 and 3.9.
-_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
-_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 
 
 @gluon.jit(do_not_specialize=["rows", "units", "outputs", "share"])
@@ -66,7 +63,7 @@ def nf4_wide(
         mbarrier.init(full.index(slot), count=1)
         mbarrier.init(empty.index(slot), count=1)
     fence_async_shared()
-    _barrier()
+    barrier()
     first = share * gl.program_id(0)
     work = (first, gl.minimum(first + share, units * outputs), units, share)
     ring = (xs, ws, ss, full, empty)
@@ -127,8 +124,8 @@ def fetch_weights(ring, w_desc, s_desc, slot, i_n, k, more):
     size: gl.constexpr = xs.shape[1] * BLOCKS * 128 + TILES * BLOCKS * 512 + TILES * 64
     bar = full.index(slot)
     mbarrier.expect(bar, size, pred=more)
-    _load(w_desc, [i_n * TILES, k * (BLOCKS * 128)], bar, ws.index(slot), pred=more)
-    _load(s_desc, [(k * BLOCKS) // 2, i_n * TILES * 16], bar, ss.index(slot), pred=more)
+    load_tile(w_desc, [i_n * TILES, k * (BLOCKS * 128)], bar, ws.index(slot), pred=more)
+    load_tile(s_desc, [(k * BLOCKS) // 2, i_n * TILES * 16], bar, ss.index(slot), pred=more)
 
 
 @gluon.jit
@@ -136,7 +133,7 @@ def fetch_rows(ring, x_desc, slot, i_m, k, more):
     """Start the load of a step's part of x."""
     xs, _, _, full, _ = ring
     at = [i_m * xs.shape[1], k * xs.shape[2]]
-    _load(x_desc, at, full.index(slot), xs.index(slot), pred=more)
+    load_tile(x_desc, at, full.index(slot), xs.index(slot), pred=more)
 
 
 @gluon.jit

@@ -10,12 +10,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
+from kernels.gluon_names import barrier, store_tile
 from kernels.nf4.codebook import GAIN
 
 _GAIN = gl.constexpr(GAIN)
-# Names that changed between Triton 3.6 and 3.9.
-_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
-_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 
 
 @gluon.jit
@@ -35,11 +33,11 @@ def write(acc, out, i_n, i_m):
     ys, y_desc, p_bias, _, _, _, _, features = out
     y = finished(acc, p_bias, i_n * acc.shape[0], features)
     tma.store_wait(0)  # of the output before, from the same place
-    _barrier()
+    barrier()
     ys.permute((1, 0)).store(y)
     fence_async_shared()
-    _barrier()
-    _store(y_desc, [i_m * acc.shape[1], i_n * acc.shape[0]], ys)
+    barrier()
+    store_tile(y_desc, [i_m * acc.shape[1], i_n * acc.shape[0]], ys)
 
 
 @gluon.jit
@@ -62,7 +60,7 @@ def leave(acc, out, i_out, begin):
     layout: gl.constexpr = acc.type.layout
     o_part = places(0, BM, BN, BM, layout)
     gl.store(p_partial + place * (BN * BM) + o_part, acc)
-    _barrier()  # every thread's part is written before this program counts as arrived
+    barrier()  # every thread's part is written before this program counts as arrived
     gl.atomic_add(p_count + i_out, 1, sem="release")
 
 
@@ -114,9 +112,9 @@ def settle(out, work, i_out, ROW_TILES: gl.constexpr):
             next2 = part(p_partial, 2 * program + 4, o_part, program + 2 <= high, BN * BM)
             acc = acc + next0 + next1 + next2
         tma.store_wait(0)
-        _barrier()
+        barrier()
         zs.permute((1, 0)).store(finished(acc, p_bias, begin, features))
-        _barrier()
+        barrier()
         o_m = i_out % ROW_TILES * BM + i * SPAN
         o_m += gl.arange(0, SPAN, layout=gl.SliceLayout(1, o_y))
         o_n = begin + gl.arange(0, BN, layout=gl.SliceLayout(0, o_y))

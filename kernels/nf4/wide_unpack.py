@@ -9,21 +9,11 @@ loads: 16 instructions, 4 of them for that pipe. Every lane reads a copy in a ba
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from kernels.nf4.codebook import ASSEMBLY_SCALED
+from kernels.gluon_names import barrier
+from kernels.nf4.codebook import ASSEMBLY_SCALED, LOAD_TABLE
 
-_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 _ASSEMBLY = gl.constexpr(ASSEMBLY_SCALED)
-# Each lane its own copy of the table, as in `gemm_kernel.py`.
-_LOAD_TABLE = gl.constexpr(
-    """{
-    .reg .b32 lane;
-    .reg .b64 at;
-    mov.u32 lane, %laneid;
-    mad.wide.u32 at, lane, 32, $5;
-    ld.global.nc.v4.b32 {$0, $1, $2, $3}, [at];
-    ld.global.nc.b32 $4, [at + 16];
-    }"""
-)
+_LOAD_TABLE = gl.constexpr(LOAD_TABLE)
 # The table is not of Gluon's making, whose addresses Triton 3.6 doesn't give to assembly.
 _ADDRESS = gl.constexpr(
     """{
@@ -83,7 +73,7 @@ def fill_table(p_pairs):
     gl.inline_asm_elementwise(
         _FILL, "=r,r,r,r", [byte, pairs, address], dtype=gl.int32, is_pure=False, pack=1
     )
-    _barrier()
+    barrier()
     return gl.inline_asm_elementwise(_OWN, "=r,r", [address], dtype=gl.int32, is_pure=False, pack=1)
 
 
