@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import ipaddress
 import socket
+from pathlib import Path
 
 from launch.options import ServeConfig
 from launch.preflight.errors import PreflightError
@@ -63,6 +64,11 @@ def start_warnings(config: ServeConfig, *, torchrun: bool) -> tuple[str, ...]:
             "without --admin-key-file no adapter can come while serving: --adapter-root and "
             "--adapter-source have no effect"
         )
+    warnings += [
+        f"--adapter-root {root} is no directory now: nothing can be loaded from it"
+        for root in config.adapter_root
+        if not Path(root).is_dir()
+    ]
     drain = config.engine.drain_timeout
     if torchrun and drain >= TORCHRUN_PATIENCE:
         warnings.append(

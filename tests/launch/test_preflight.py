@@ -86,11 +86,15 @@ def test_listening_wider_than_loopback_without_a_key_is_warned_of(
     assert all(host in text and "--api-key-file" in text for text in texts)
 
 
-def test_sources_that_nobody_may_use_are_warned_of() -> None:
-    config = ServeConfig(engine=EngineConfig(model="m"), adapter_root=("adapters",))
+def test_sources_that_nobody_may_use_or_that_are_not_there_are_warned_of(tmp_path: Path) -> None:
+    config = ServeConfig(engine=EngineConfig(model="m"), adapter_root=(str(tmp_path),))
     (text,) = start_warnings(config, torchrun=True)
     assert "without --admin-key-file" in text and "--adapter-root" in text
-    assert start_warnings(dataclasses.replace(config, admin_key_file="keys"), torchrun=True) == ()
+    config = dataclasses.replace(config, admin_key_file="keys")
+    assert start_warnings(config, torchrun=True) == ()
+    config = dataclasses.replace(config, adapter_root=(str(tmp_path), "/no/such"))
+    (text,) = start_warnings(config, torchrun=True)
+    assert text.startswith("--adapter-root /no/such is no directory")
 
 
 def test_draining_longer_than_torchrun_waits_is_warned_of() -> None:
