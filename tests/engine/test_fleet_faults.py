@@ -28,13 +28,18 @@ def test_an_index_that_cannot_be_written_fails_calls_alone(world: World) -> None
     world.load("x", "good-2")
     world.ask("r", "x")
     set_read_only(world, True)
-    assert world.load("y", "good-3").code == "unreadable" and "y" not in world.registry.adapters
+    assert world.load("y", "good-3").code == "store_failed" and "y" not in world.registry.adapters
     assert world.do(PinAdapter, name="x", pinned=True).code == "store_failed"
     world.push("z", "good-4")
     assert "index of the adapter store" in world.flush().failed["z"]
     assert world.run()["r"] == solo("good-2", PROMPT, PARAMS)
     set_read_only(world, False)
     assert world.load("y", "good-3").code is None and world.flush().written == ["z"]
+
+
+def test_files_that_go_before_they_are_read_are_no_fault_of_the_store(world: World) -> None:
+    (world.root / "good-2" / "adapter_model.safetensors").unlink()
+    assert world.load("x", "good-2").code == "unreadable"
 
 
 def test_a_store_that_cannot_be_read_refuses_a_list(

@@ -213,7 +213,7 @@ def test_a_full_disk_is_shown_and_tried_again(world: World) -> None:
     status = world.show("x")
     assert status.dirty and "No space" in status.write_error
     refused = world.load("x", "good-2", in_place=True)
-    assert refused.code == "unreadable" and world.registry.resolve("x").digest == "good-4"
+    assert refused.code == "store_failed" and world.registry.resolve("x").digest == "good-4"
     world.loader.full = False
     assert world.flush().written == ["x"] and not world.show("x").dirty
 

@@ -96,8 +96,10 @@ class Arriving:
             code, text = error.code, str(error)
         except ValueError as error:
             code, text = "adapter_too_large", str(error)
-        except OSError as error:
+        except (FileNotFoundError, PermissionError) as error:
             code, text = "unreadable", str(error)
+        except OSError as error:  # a reader turns its own into an AdapterError
+            code, text = "store_failed", str(error)
         if loading.revision is not None:
             self._settle(loading)
             self._leaving.let_go(loading.revision.digest)
