@@ -1,9 +1,13 @@
-"""Tile sizes of the LoRA kernels for steps of many rows: a fixed table, measured on an H200."""
+"""Tile sizes of the LoRA kernels for steps of many rows: a fixed table, measured on an H200.
+
+Steps of fewer rows whose tiles are not known take them too.
+"""
 
 from dataclasses import dataclass
 
 import torch
 
+from kernels.lora.plans import MANY_ROWS
 from kernels.sizes import power_of_two
 
 SPLIT_ROWS = 4096
@@ -64,7 +68,7 @@ def plan_shrink(
         block_rows=64,
         block_ranks=block_ranks,
         block_k=block_k,
-        parts=-(-SPLIT_ROWS // rows),
+        parts=-(-SPLIT_ROWS // max(MANY_ROWS, rows)),
         warps=4,
         stages=2 if size > 2 else 6 if block_ranks == 64 else 4,
     )

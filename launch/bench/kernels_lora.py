@@ -8,7 +8,6 @@ shrink and an expand launch (many rows). Times are medians of CUDA graph replays
 
     cold        L2 is emptied before every layer, the time of which is taken off
     turning     the layers one after the other, each with rank-rows of its own
-    two         cold, with a shrink and an expand launch
     best        cold, with the best tile sizes that were tried for each projection
     no_overlap  cold, without programmatic dependent launch
     bf16, nf4   what adapters add to a whole layer with such weights, deltas made beside the base
@@ -40,7 +39,6 @@ from launch.bench.lora_layers import Layers  # noqa: E402
 from launch.bench.lora_plans import add_plans, expand_plans, shrink_plans  # noqa: E402
 from launch.bench.lora_step import (  # noqa: E402
     CHOSEN,
-    TWO_LAUNCHES,
     Bench,
     Case,
     Pair,
@@ -150,8 +148,6 @@ def measure(bench: Bench, case: Case, deadline: float, layers: dict[str, Layers]
     results["bytes_us"] = round(1e6 * case.adapters.layer_bytes(case.who) / CEILING, 1)
     results["cold"] = round(bench.cold(step), 1)
     results["turning"] = round(bench.turning(step, MODULES), 1)
-    two: dict[str, Plans] = {module.name: TWO_LAUNCHES for module in MODULES}
-    results["two"] = round(bench.cold(step, two), 1)
     with patch.object(launches, "overlaps", lambda device: False):
         results["no_overlap"] = round(bench.cold(step), 1)
     if case.rows < MANY_ROWS:
@@ -167,7 +163,7 @@ def measure(bench: Bench, case: Case, deadline: float, layers: dict[str, Layers]
     return results
 
 
-COLUMNS = ("target", "bytes_us", "bf16", "nf4", "cold", "best", "two", "no_overlap", "turning")
+COLUMNS = ("target", "bytes_us", "bf16", "nf4", "cold", "best", "no_overlap", "turning")
 
 
 def fault(found: dict[str, Any]) -> str | None:

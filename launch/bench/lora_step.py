@@ -18,7 +18,6 @@ from launch.bench.lora_arena import MODULES, Adapters, Module
 Pair = tuple[PrefillShrinkPlan | None, PrefillExpandPlan | None]
 Plans = AddPlan | Pair | None
 CHOSEN = None
-TWO_LAUNCHES: Pair = (None, None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,4 +132,4 @@ class Bench:
         return self._flush.nbytes * self._repeats / (self._flush_time * 1e-6)
 
 
-__all__ = ["CHOSEN", "TWO_LAUNCHES", "Bench", "Case", "Pair", "Plans", "Step"]
+__all__ = ["CHOSEN", "Bench", "Case", "Pair", "Plans", "Step"]

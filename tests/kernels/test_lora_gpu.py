@@ -17,7 +17,6 @@ pytest.importorskip("triton")
 
 from kernels.lora import launches
 from kernels.lora.gpu import lora_expand_, lora_shrink
-from kernels.lora.plans import ExpandPlan, ShrinkPlan
 from kernels.lora.prefill_plans import PrefillExpandPlan, PrefillShrinkPlan
 
 pytestmark = [
@@ -27,18 +26,10 @@ pytestmark = [
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SPANS = ((0, 512), (512, 128), (640, 128))
 TARGET = LoraTarget(layer=0, sites=QKV, num_sites=3, spans=SPANS)
-Plans = tuple[ShrinkPlan | PrefillShrinkPlan | None, ExpandPlan | PrefillExpandPlan | None]
+Plans = tuple[PrefillShrinkPlan | None, PrefillExpandPlan | None]
 PLANS: dict[str, Plans] = {
     "chosen": (None, None),
-    "sums": (
-        ShrinkPlan(block_rows=2, block_ranks=16, block_k=128, dot=False, warps=4),
-        ExpandPlan(block_rows=4, block_columns=64, block_ranks=16, dot=False, warps=4),
-    ),
-    "tiles": (
-        ShrinkPlan(block_rows=16, block_ranks=16, block_k=256, dot=True, warps=4),
-        ExpandPlan(block_rows=16, block_columns=128, block_ranks=16, dot=True, warps=4),
-    ),
-    "many rows": (
+    "several parts": (
         PrefillShrinkPlan(block_rows=64, block_ranks=64, block_k=32, parts=3, warps=4, stages=3),
         PrefillExpandPlan(
             block_rows=64, block_columns=32, block_ranks=16, columns=128, warps=4, stages=2

@@ -1,6 +1,7 @@
 """LoRA kernels for CUDA under the interpreter, against the reference."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor
 
 from kernels.lora import LoraSegments, LoraTarget
 from kernels.lora.gpu import lora_expand_, lora_shrink
-from kernels.lora.plans import ExpandPlan, ShrinkPlan
 from kernels.lora.prefill_plans import PrefillExpandPlan, PrefillShrinkPlan
 from tests.kernels.rank_rows import Arena, Shape, make_adapter, place, uniform
 from tests.kernels.test_lora import POPULARITY, QKV
@@ -25,26 +25,16 @@ STEPS: dict[str, tuple[list[int], list[int | None]]] = {
     "prefill beside decode": ([18, 1, 1, 9, 1], [0, 1, None, 2, 0]),
 }
 """Small, for the interpreter is slow; still of more rows than a block."""
-Plans = tuple[ShrinkPlan | PrefillShrinkPlan | None, ExpandPlan | PrefillExpandPlan | None]
+Plans = tuple[PrefillShrinkPlan | None, PrefillExpandPlan | None]
 PLANS: dict[str, Plans] = {
     "chosen": (None, None),
-    "one row": (
-        ShrinkPlan(block_rows=1, block_ranks=16, block_k=64, dot=False, warps=4),
-        ExpandPlan(block_rows=1, block_columns=64, block_ranks=16, dot=False, warps=4),
+    "small blocks": (
+        PrefillShrinkPlan(block_rows=16, block_ranks=16, block_k=64, parts=1, warps=4, stages=1),
+        PrefillExpandPlan(
+            block_rows=64, block_columns=64, block_ranks=32, columns=64, warps=4, stages=1
+        ),
     ),
-    "few rows": (
-        ShrinkPlan(block_rows=4, block_ranks=16, block_k=64, dot=False, warps=4),
-        ExpandPlan(block_rows=2, block_columns=16, block_ranks=8, dot=False, warps=4),
-    ),
-    "tensor cores": (
-        ShrinkPlan(block_rows=16, block_ranks=16, block_k=16, dot=True, warps=4),
-        ExpandPlan(block_rows=16, block_columns=64, block_ranks=16, dot=True, warps=4),
-    ),
-    "many rank-rows": (
-        ShrinkPlan(block_rows=16, block_ranks=64, block_k=16, dot=True, warps=4),
-        ExpandPlan(block_rows=32, block_columns=16, block_ranks=16, dot=True, warps=4),
-    ),
-    "many rows": (
+    "several parts": (
         PrefillShrinkPlan(block_rows=64, block_ranks=32, block_k=16, parts=3, warps=4, stages=2),
         PrefillExpandPlan(
             block_rows=64, block_columns=32, block_ranks=16, columns=64, warps=4, stages=2
@@ -186,7 +176,7 @@ def test_nan_in_an_adapter_or_a_row_stays_there() -> None:
 
 def test_a_step_may_have_fewer_segments_than_its_metadata_has_room_for() -> None:
     arena = mixed_arena(torch.float32, (1, 2, 3, 8, 8, 5, 18, 16))
-    exact = arena.segments([2, 1, 3], [1, None, 7])
+    exact = replace(arena.segments([2, 1, 3], [1, None, 7]), max_rank=24)
     padded = LoraSegments(
         offsets=torch.cat((exact.offsets, torch.full((13,), 6, dtype=torch.int32))),
         descriptors=torch.cat((exact.descriptors, torch.full((13,), -1))),
