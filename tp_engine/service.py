@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import msgspec
-
 from tp_engine.adapters import AdapterRegistry, ModelHeld, UnknownModel
 from tp_engine.admission import RequestError
 from tp_engine.engine import Engine
@@ -23,7 +21,6 @@ from tp_engine.messages import (
     Goodbye,
     ModelCard,
     Models,
-    Stats,
     Submit,
     ToEngine,
 )
@@ -110,7 +107,7 @@ class Service:
                 last_plan = now
             went_idle = worked and not self._engine.requests
             if went_idle or now - last_stats > STATS_SECONDS:
-                self._link.send([self._stats()])
+                self._link.send([self._fleet.stats()])
                 last_stats, worked = now, worked and not went_idle
             if 0 < self._options.throughput_line < now - last_line:
                 self._log_throughput(now - last_line)
@@ -132,10 +129,6 @@ class Service:
             for name, revision in self._registry.adapters.items()
         ]
         return Models(models=cards, max_model_len=self._engine.context)
-
-    def _stats(self) -> Stats:
-        stats = self._engine.stats()
-        return msgspec.structs.replace(stats, gauges=stats.gauges | self._fleet.gauges)
 
     def _patience(self) -> float:
         """Seconds that a turn may wait for messages."""

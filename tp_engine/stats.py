@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def collect_stats(engine: Engine) -> Stats:
-    """Gauges and counters of now."""
+    """Gauges and counters of now; what adapters are called is not the engine's to know."""
     scheduler, pool = engine.scheduler, engine.pool
     adapter_pages = sum(len(r.pages) for r in engine.residency.residents)
     kv_pages = len(scheduler.held_pages()) - adapter_pages
@@ -45,14 +45,6 @@ def collect_stats(engine: Engine) -> Stats:
     return Stats(
         gauges=gauges,
         counters=counters,
-        running_adapters=sorted(r.footprint.name for r in engine.residency.residents),
-        waiting_adapters=sorted(
-            {
-                request.adapter.name
-                for request in scheduler.queued
-                if request.adapter and not engine.residency.is_resident(request.adapter.handle)
-            }
-        ),
         max_adapters=len(engine.adapters),
     )
 

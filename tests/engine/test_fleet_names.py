@@ -30,6 +30,20 @@ def drain(world: World, name: str, *, seconds: float = 60.0, remove: bool = Fals
     return world.do(DrainAdapter, name=name, seconds=seconds, remove=remove)
 
 
+def test_stats_give_the_names_that_adapters_have_now(world: World) -> None:
+    for name in ("x", "y"):
+        world.load(name, "good-2")
+    world.load("z", "good-3")
+    world.ask("r", "x")
+    assert world.fleet.stats().waiting_adapters == ["x", "y"]
+    world.step()
+    stats = world.fleet.stats()
+    assert (stats.running_adapters, stats.waiting_adapters) == (["x", "y"], [])
+    world.load("x", "good-3", in_place=True)
+    assert world.fleet.stats().running_adapters == ["y"], "x means another revision now"
+    world.run()
+
+
 @pytest.mark.parametrize("remove", [False, True])
 def test_a_drained_name_takes_no_new_requests_and_finishes_the_others(
     remove: bool, world: World

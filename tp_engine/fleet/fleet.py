@@ -52,6 +52,7 @@ from tp_engine.messages import (
     PreloadAdapter,
     PushAdapter,
     ResumeAdapter,
+    Stats,
     UnloadAdapter,
 )
 
@@ -170,14 +171,28 @@ class AdapterFleet:
         was done before is written too."""
         return self._dirty.put_away() and not (self._arriving.busy or self._recording.busy)
 
-    @property
-    def gauges(self) -> dict[str, float]:
-        """For ``/metrics``."""
-        return {
+    def stats(self) -> Stats:
+        """The engine's, with what is known here and the names that adapters have now."""
+        engine, named = self._shared.engine, self._shared.registry.adapters
+        stats, residency = engine.stats(), engine.residency
+        waited = {each.adapter.digest for each in engine.scheduler.queued if each.adapter}
+        running = [
+            name
+            for name, card in named.items()
+            if residency.is_resident(engine.adapters[card.digest].handle)
+        ]
+        waiting = [name for name, card in named.items() if card.digest in waited]
+        gauges = {
             "adapters_dirty": float(len(self._dirty.names)),
             "adapters_pinned": float(len(self._pinned)),
             "revisions_draining": float(len(self._leaving)),
         }
+        return msgspec.structs.replace(
+            stats,
+            gauges=stats.gauges | gauges,
+            running_adapters=sorted(running),
+            waiting_adapters=sorted(set(waiting) - set(running)),
+        )
 
     @property
     def unsaved(self) -> list[str]:

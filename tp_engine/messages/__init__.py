@@ -207,12 +207,12 @@ class Stats(Message, frozen=True, kw_only=True):
     gauges: dict[str, float]
     counters: dict[str, float]
     """Monotonic since start."""
-    running_adapters: list[str]
-    """Names resident in the arena."""
-    waiting_adapters: list[str]
-    """Names that queued requests wait for."""
     max_adapters: int
     """How many adapters the engine knows."""
+    running_adapters: Sequence[str] = ()
+    """Names whose revision stands in the arena, ready to be used."""
+    waiting_adapters: Sequence[str] = ()
+    """Names whose revision queued requests wait for."""
 
 
 class Draining(Message, frozen=True, kw_only=True):
