@@ -41,8 +41,29 @@ def test_patterns_match_what_python_itself_matches(pattern: str) -> None:
 
 
 def test_what_is_no_expression_is_told() -> None:
-    for pattern in ("(", "a{2,1}", "[z-a]", "(?P<x>a)(?P<x>b)"):
+    for pattern in ("(", "a{2,1}", "[z-a]", "(?P<x>a)(?P<x>b)", "(?:" * 900 + ")" * 900):
         assert pattern_fault(pattern)
+
+
+def test_a_name_that_breaks_the_expression_around_it_is_refused(
+    dims: ModelDims, spec: ModelSpec, tmp_path: Path
+) -> None:
+    config = plain_config(modules_to_save=["lm_head\\"])
+    with pytest.raises(AdapterError, match=r"adapter_config\.json: pattern") as refused:
+        read_adapter(write_adapter(tmp_path, config, plain_tensors(dims)), spec)
+    assert refused.value.code == "config_invalid"
+
+
+def test_what_two_libraries_read_in_two_ways_is_refused() -> None:
+    assert re.fullmatch("(?:q_proj){e<=1}", "k_proj") is None, "others would allow for an error"
+    for pattern in ("(?:q_proj){e<=1}", "[[:alpha:]_]+", r"\{x\}"):
+        assert pattern_fault(pattern)
+
+
+def test_counts_are_not_written_out_without_end() -> None:
+    assert pattern_fault(r"layers\.[0-9]{1,2}\.(\w{2,}){,3}") == ""
+    for pattern in ("a{99999999}", "(a{60000}){60000}", "(" + "a" * 4000 + "){1000}"):
+        assert "spelt out" in pattern_fault(pattern)
 
 
 def test_a_pattern_that_takes_years_is_refused_by_name(

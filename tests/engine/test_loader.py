@@ -12,7 +12,7 @@ import torch
 
 from tests.engine.fake import make_engine
 from tests.helpers.tiny_models import make_checkpoint, make_peft_adapter
-from tp_engine.adapters import AdapterImage, AdapterRegistry
+from tp_engine.adapters import AdapterError, AdapterImage, AdapterRegistry
 from tp_engine.adapters.store import AdapterStore, StoreError
 from tp_engine.fleet import AdapterLoader, StartingAdapters
 from tp_engine.models.spec import ModelSpec
@@ -135,3 +135,19 @@ def test_a_name_that_the_base_has_now_is_left_out_of_a_start(tmp_path: Path) -> 
     assert [*registry.adapters] == ["z"]
     reasons = {name: each.reason for name, each in loader.left_out.items()}
     assert [*reasons] == ["x", "x:y"] and "is a name of the base model" in reasons["x"]
+
+
+def test_whatever_files_provoke_is_a_refusal_with_a_trace_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def read(*arguments: object, **options: object) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    model = make_checkpoint(tmp_path / "base", "llama")
+    loader, store = loader_for("digest", model, tmp_path / "store")
+    monkeypatch.setattr("tp_engine.fleet.loader.read_adapter", read)
+    with pytest.raises(AdapterError, match="ZeroDivisionError: division by zero") as refused:
+        loader.load(make_peft_adapter(tmp_path / "adapter", model))
+    assert refused.value.code == "unreadable" and "Traceback" in caplog.text
+    assert store.revisions() == []
+    store.close()

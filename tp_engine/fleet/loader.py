@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from tp_engine.fleet.errands import Loaded
 from tp_engine.fleet.keeper import Keeper
 from tp_engine.fleet.pushed import PUSHED
 from tp_engine.rank import Rank, base_files
+
+log = logging.getLogger(__name__)
 
 PACKING_VERSION = 1
 """Changes when the same revision takes other pages or words."""
@@ -141,12 +144,19 @@ class AdapterLoader(Keeper):
             AdapterError: it is refused.
         """
         config = self._rank.config
-        return read_adapter(
-            directory,
-            self._rank.joined.spec,
-            base_names=(*config.base_names, config.model),
-            base=base_files(self._rank.joined),
-        )
+        try:
+            return read_adapter(
+                directory,
+                self._rank.joined.spec,
+                base_names=(*config.base_names, config.model),
+                base=base_files(self._rank.joined),
+            )
+        except AdapterError:
+            raise
+        except Exception as error:  # of whatever files provoke: the load ends, not the service
+            log.exception("reading the adapter in %s failed", directory)
+            reason = f"{directory}: {type(error).__name__}: {error}"
+            raise AdapterError("unreadable", reason) from error
 
     def read_kept(self, digest: str) -> AdapterRevision:
         """Read a revision of the store, which may have been kept for another base.
