@@ -1,6 +1,6 @@
 """API keys, sent as ``Authorization: Bearer KEY``.
 
-OPEN_PATHS      none: probes and scrapers read them, and they tell nothing about requests
+OPEN_PATHS      none: probes and scrapers read them; they name adapters, and tell of no request
 CONTROL_PATHS   an operator's; without operators there are no such paths
 all others      a client's; without clients' keys anybody may call them
 """
