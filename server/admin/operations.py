@@ -80,6 +80,10 @@ class Operation:
     error: ApiError | None = None
     task: asyncio.Task[None] | None = None
 
+    def end(self, state: OperationState) -> None:
+        """Take the last state, and when that was: clients see both or neither."""
+        self.state, self.ended = state, time.time()
+
     def status(self) -> OperationStatus:
         """What clients see now."""
         return OperationStatus(
@@ -214,8 +218,7 @@ class Operations:
     def _ended(self, operation: Operation, task: asyncio.Task[None]) -> None:
         """Also of a task that was cancelled before it began."""
         if task.cancelled():
-            operation.state = "cancelled"
-        operation.ended = time.time()
+            operation.end("cancelled")
         ended = [each.id for each in self._all.values() if each.state not in OPEN_STATES]
         for number in ended[: max(0, len(ended) - MAX_ENDED)]:
             del self._all[number]
@@ -224,11 +227,11 @@ class Operations:
 async def _run(operation: Operation, work: Work) -> None:
     try:
         operation.result = await work(operation)
-        operation.state = "ready"
+        operation.end("ready")
     except ApiError as error:
         operation.error = error
-        operation.state = "failed"
+        operation.end("failed")
     except Exception:
         log.exception("operation %s failed", operation.id)
         operation.error = ApiError("internal error; the server's log has the details")
-        operation.state = "failed"
+        operation.end("failed")

@@ -327,6 +327,17 @@ async def test_what_is_cancelled_before_it_begins_has_ended() -> None:
     table.check_free("x")
 
 
+async def test_what_is_over_says_since_when() -> None:
+    async def work(operation: operations.Operation) -> Done:
+        raise Conflict("no")
+
+    begun = operations.Operations().begin("x", "s3://bucket/x", "fetching", work)
+    while (seen := begun.status()).state == "fetching":
+        assert seen.ended is None
+        await asyncio.sleep(0)
+    assert seen.state == "failed" and seen.ended is not None
+
+
 async def test_what_is_verified_is_not_cancelled(
     api: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
