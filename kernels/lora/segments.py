@@ -24,7 +24,8 @@ class LoraSegments:
     """Whether any adapter in the step has a gain or a bias row; if none has, `lora_affine_` has
     nothing to do."""
     max_rows: int | None = None
-    """No segment of an adapter has more rows; None: no bound but T. Kernels choose by it."""
+    """No segment of an adapter has more rows; None: no bound but T. Grids have room for
+    so many."""
     tiles: Tensor | None = None
     """int32 [C, 4], the segments cut into tiles of up to `tiles.TILE_ROWS` rows, each (descriptor
     number, first row, end row, tiles in all); those that are left over have number and rows -1. C

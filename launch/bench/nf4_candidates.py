@@ -5,6 +5,7 @@ from kernels.nf4.few_choice import as_few_config
 from kernels.nf4.few_config import FewConfig
 from kernels.nf4.gemm import GemmConfig
 from kernels.nf4.wide_config import WideConfig
+from kernels.sizes import power_of_two
 
 _FEW = [  # tiles, warps, ways, blocks, stages, splits; for rows up to 16
     (1, 1, 1, 2, 4, (4, 8)),
@@ -27,6 +28,7 @@ _SOME = [  # for rows up to 64
 _MANY = [  # and rows a program
     (4, 4, 128, 1, 4, (1, 2, 4)),
     (4, 4, 128, 2, 3, (1, 2)),
+    (8, 8, 128, 1, 4, (1, 2)),
     (8, 8, 128, 2, 3, (1, 2, 4)),
     (8, 8, 256, 1, 4, (1, 2, 4)),
 ]
@@ -68,10 +70,10 @@ def candidates(rows: int) -> list[GemmConfig]:
     found = []
     if rows > 64:
         for tiles, warps, bm, blocks, stages, splits in _MANY:
-            if bm <= _power(rows):
+            if bm <= power_of_two(rows):
                 found += [(tiles, bm, blocks, 1, split, warps, stages, True) for split in splits]
     else:
-        bm = max(8, _power(rows))
+        bm = max(8, power_of_two(rows))
         for scaled in (False, True) if 16 < rows <= 32 else (rows > 32,):
             for tiles, warps, ways, blocks, stages, splits in _FEW if rows <= 16 else _SOME:
                 found += [(tiles, bm, blocks, ways, s, warps, stages, scaled) for s in splits]
@@ -80,7 +82,7 @@ def candidates(rows: int) -> list[GemmConfig]:
 
 def wide_candidates(rows: int) -> list[WideConfig]:
     """Return configurations of `wide.multiply_wide` for some rows of x."""
-    most = max(16, _power(rows))
+    most = max(16, power_of_two(rows))
     found = [as_wide_config(values) for values in _WIDE]
     return [c for c in found if c.rows == most or (most == 256 and c.rows == 128)]
 
@@ -93,10 +95,6 @@ def few_candidates(rows: int) -> list[FewConfig]:
         for split in splits
         for each in programs
     ]
-
-
-def _power(rows: int) -> int:
-    return 1 << (rows - 1).bit_length()
 
 
 __all__ = ["candidates", "few_candidates", "wide_candidates"]
