@@ -59,7 +59,7 @@ def make_parser() -> argparse.ArgumentParser:
         prog="python -m launch.adapters",
         description="Watch over the adapters of a running server.",
         epilog=f"The key is the first of --key-file, else {KEY_VARIABLE}, else the first in the "
-        f"file that {KEY_FILE_VARIABLE} names. Exit codes: 0 done, 1 refused or failed, 2 wrong "
+        f"file that {KEY_FILE_VARIABLE} names. Options may also follow the command. Exit codes: 0 done, 1 refused or failed, 2 wrong "
         "usage, 3 no server.",
     )
     url = os.environ.get(URL_VARIABLE, DEFAULT_URL)
@@ -100,7 +100,7 @@ def _add_loading(commands: Any) -> None:
         help="load an adapter from a directory of the server, or from s3://, https:// or hf://",
     )
     _name(load)
-    load.add_argument("source")
+    load.add_argument("source", help="directory of the server's host, or address")
     load.add_argument(
         "--sha256",
         action="append",
@@ -110,19 +110,21 @@ def _add_loading(commands: Any) -> None:
     )
     upload = commands.add_parser("upload", help="load an adapter from a directory of this machine")
     _name(upload)
-    upload.add_argument("directory", type=Path)
+    upload.add_argument("directory", type=Path, help="of the adapter's two files")
     for parser in (load, upload):
         parser.add_argument("--replace", action="store_true", help="replace a loaded adapter")
         parser.add_argument("--no-wait", action="store_true", help="do not watch the operation")
     push = commands.add_parser("push", help="serve a directory's tensors at once, keep them later")
     _name(push)
-    push.add_argument("directory", type=Path)
+    push.add_argument("directory", type=Path, help="of the adapter's two files")
 
 
 def _add_names(commands: Any) -> None:
     promote = commands.add_parser("promote", help="let a name mean a revision of the store")
     _name(promote)
-    promote.add_argument("revision")
+    promote.add_argument(
+        "revision", help="its digest, or the first 12 digits or more of one that the name has meant"
+    )
     plain = {
         "rollback": "let a name mean what it meant before its last move",
         "pin": "keep an adapter in memory",
