@@ -2,7 +2,7 @@
 
 They take minutes of a core and wait for nothing, whereas tests that start services wait for most of
 their time. So they begin with the session, at the lowest priority, as many at a time as there are
-cores, and are looked at when all other tests are through.
+cores (four at most), and are looked at when all other tests are through.
 
     python -m tests.kernels.beside DIRECTORY NAME...
 """
@@ -25,6 +25,8 @@ NAMES = [
     for folder in ENVIRONMENTS
     for path in sorted((HERE / folder).glob("test_*.py"))
 ]
+AT_ONCE = min(4, os.cpu_count() or 1)
+"""A process takes half a gigabyte."""
 LOOK_SECONDS = 0.2
 
 
@@ -62,7 +64,7 @@ def run_files(directory: Path, names: Sequence[str]) -> None:
     parent, waiting = os.getppid(), list(names)
     running: dict[str, subprocess.Popen[bytes]] = {}
     while (waiting or running) and os.getppid() == parent:
-        while waiting and len(running) < (os.cpu_count() or 1):
+        while waiting and len(running) < AT_ONCE:
             name = waiting.pop(0)
             running[name] = _start(directory, name)
         for name, process in list(running.items()):
