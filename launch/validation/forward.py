@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionBatch, LoraBatch, LoraSegments, ops_for
+from kernels.lora.tiles import tile_table
 from launch.validation.loading import Loaded
 from tp_engine.adapters import AdapterRevision, AdapterTraits
 from tp_engine.comm import Comm
@@ -116,12 +117,14 @@ class RecordingDecoder:
         if max_rank == 0:
             return None
         arena, device = self._rank.worker.runner.arena, self._rank.comm.device
-        numbers = torch.tensor(self._numbers(revisions), dtype=torch.int64, device=device)
+        numbers = np.array(self._numbers(revisions), dtype=np.int64)
         segments = LoraSegments(
             offsets=_offsets(lengths).to(device),
-            descriptors=numbers,
+            descriptors=torch.from_numpy(numbers).to(device),
             max_rank=max_rank,
             affine=any(revision.traits & AdapterTraits.AFFINE for revision in adapters),
+            # For the kernels that serve few rows.
+            tiles=torch.from_numpy(tile_table(np.array(lengths), numbers)).to(device),
         )
         return LoraBatch(arena=arena.memory, descriptors=arena.descriptors, segments=segments)
 
