@@ -25,7 +25,7 @@ from server.config import ServerConfig
 from server.engine_client import EngineClient
 from server.parent import ask_for_death_signal, ignore_stop_signals, parent_gone
 from server.settings import FrontEndSettings
-from tp_engine.interpreter import ready_interpreter
+from tp_engine.interpreter import freeze_objects
 from tp_engine.sources import AllowedSources
 from tp_engine.text import Tokenizer
 
@@ -71,7 +71,7 @@ async def _serve(
     async with client:
         app = create_app(client, tokenizer, config)
         server = _Server(_uvicorn_config(app, settings))
-        ready_interpreter()
+        freeze_objects()
         watches = [
             asyncio.create_task(_watch_parent(client, settings.parent_pid)),
             asyncio.create_task(_end_when_over(client, server)),

@@ -9,6 +9,7 @@ Source: the safetensors specification.
 import json
 import math
 import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -16,6 +17,9 @@ from typing import Any, BinaryIO, Final
 import torch
 
 __all__ = ["MAX_HEADER_BYTES", "CheckpointError", "TensorInfo", "parse_header", "read_header"]
+
+Walk = Callable[[Iterable[tuple[str, Any]]], Iterable[tuple[str, Any]]]
+"""Gives the same items; one that pauses between them lets other threads run Python."""
 
 MAX_HEADER_BYTES: Final = 16 << 20
 """Longest header accepted. A 70B model in one NF4 file needs about 1 MB."""
@@ -79,13 +83,15 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, TensorInfo]:
         return parse_header(file, where)
 
 
-def parse_header(file: BinaryIO, where: Path) -> dict[str, TensorInfo]:
+def parse_header(file: BinaryIO, where: Path, walk: Walk = iter) -> dict[str, TensorInfo]:
     """As `read_header`, for a file already open; ``where`` is its name in errors."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     try:
         data_begin, entries = _read_json(file, size)
-        infos = {name: _check_entry(name, entry, data_begin) for name, entry in entries.items()}
+        infos = {
+            name: _check_entry(name, entry, data_begin) for name, entry in walk(entries.items())
+        }
         _check_cover(infos, data_begin, size)
     except _Bad as bad:
         raise CheckpointError(f"{where}: {bad}") from None

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sharding.header import CheckpointError, TensorInfo, parse_header
+from sharding.header import CheckpointError, TensorInfo, Walk, parse_header
 from sharding.units import Span
 
 __all__ = ["MappedFile", "StoredTensor"]
@@ -22,8 +22,8 @@ __all__ = ["MappedFile", "StoredTensor"]
 class MappedFile:
     """One safetensors file; the header that was checked and the bytes read are of one open file."""
 
-    def __init__(self, path: Path) -> None:
-        """Open, check and map ``path``.
+    def __init__(self, path: Path, walk: Walk = iter) -> None:
+        """Open, check and map ``path``; ``walk`` goes over its entries.
 
         Raises:
             CheckpointError: as `sharding.header.read_header`.
@@ -33,7 +33,7 @@ class MappedFile:
             raise CheckpointError(f"{path}: no such file")
         self._file = path.open("rb")
         try:
-            self.infos = parse_header(self._file, path)
+            self.infos = parse_header(self._file, path, walk)
             # Read-only: a writable private map of a large file counts as memory to be backed.
             self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
         except BaseException:

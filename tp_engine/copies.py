@@ -22,7 +22,7 @@ from tp_engine.transfer import to_device
 
 Job = tuple[int, int, list[int], torch.cuda.Event | None]
 
-PART_BYTES = 2**20
+PART_BYTES = 2 * 2**20
 """Of a copy that the GPU is given at once: a step's own small copies wait behind such parts."""
 QUEUED_PARTS = 2
 """Parts that the GPU has in hand, so that it need not wait for the host between them."""

@@ -3,21 +3,45 @@
 from __future__ import annotations
 
 import gc
-import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
-SWITCH_SECONDS = 0.0005
-"""After which a thread that runs Python code lets another one run that wants to. By default it is
-0.005, longer than a step: the loop would wait so long each time that it comes back from the GPU
-while another thread checks or packs an adapter."""
+T = TypeVar("T")
+
+BURST_SECONDS = 0.0003
+PAUSE_SECONDS = 0.0005
+"""Longer than `BURST_SECONDS`: what the loop does on the host between two steps takes 1 ms."""
 
 
-def ready_interpreter() -> None:
-    """Let threads take short turns, and spare the garbage collector what exists now: modules,
-    weights, the application.
+def freeze_objects() -> None:
+    """Spare the collector what exists now: modules, weights, the application.
 
     A full collection looks at all objects, about 200,000 once torch and transformers are loaded:
     0.2 s in which no step begins and no token is sent.
     """
-    sys.setswitchinterval(SWITCH_SECONDS)
     gc.collect()
     gc.freeze()
+
+
+class _Pauses(threading.local):
+    last = 0.0
+
+
+_pauses = _Pauses()
+
+
+def giving_way(items: Iterable[T]) -> Iterator[T]:
+    """The same items, for loops of Python code beside the steps: with pauses between them.
+
+    Who launches work on a GPU lets go of the interpreter dozens of times a step. Each time a thread
+    that wants it takes it, for `sys.getswitchinterval` at least, so a step waits until that thread
+    has no more to do. In the main thread there is nobody to give way to.
+    """
+    beside = threading.current_thread() is not threading.main_thread()
+    for item in items:
+        if beside and time.perf_counter() - _pauses.last > BURST_SECONDS:
+            time.sleep(PAUSE_SECONDS)
+            _pauses.last = time.perf_counter()
+        yield item

@@ -33,7 +33,7 @@ from tp_engine.adapters.store import AdapterStore  # noqa: E402
 from tp_engine.config import EngineConfig, parse_size  # noqa: E402
 from tp_engine.engine import Engine  # noqa: E402
 from tp_engine.fleet import AdapterLoader  # noqa: E402
-from tp_engine.interpreter import ready_interpreter  # noqa: E402
+from tp_engine.interpreter import freeze_objects  # noqa: E402
 from tp_engine.join import join  # noqa: E402
 from tp_engine.plan import PlanKind  # noqa: E402
 from tp_engine.rank import Rank, build_engine, build_rank  # noqa: E402
@@ -102,7 +102,7 @@ def measure(rank: Rank, arguments: argparse.Namespace, directory: Path) -> dict[
     engine = build_engine(rank, loader.fetch)
     files = fill_store(loader, engine, rank.dims, directory, arguments)
     warm(engine, list(files), arguments.batch)
-    ready_interpreter()  # as the server does
+    freeze_objects()  # as the server does
     results = {
         "first_token": measure_first_tokens(engine, loader, files, arguments.repeats),
         "decode_steps": measure_steps(

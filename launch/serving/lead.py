@@ -37,7 +37,7 @@ from tp_engine.adapters.store import AdapterStore
 from tp_engine.engine import Engine
 from tp_engine.fleet import AdapterFleet, AdapterLoader, StartingAdapters
 from tp_engine.hub import download_model
-from tp_engine.interpreter import ready_interpreter
+from tp_engine.interpreter import freeze_objects
 from tp_engine.link import FrontEndGone, FrontEndLink
 from tp_engine.liveness import Liveness, Watchdog
 from tp_engine.logs import Phases
@@ -162,7 +162,7 @@ class Lead:
         with phases.phase("warm up"):
             gpu = rank.comm.device.type == "cuda"
             warm_up(engine, gpu=gpu, max_rank=self._config.expected_lora_rank)
-        ready_interpreter()
+        freeze_objects()
         engine.control(PlanKind.RETURN)
         serving_signals(self._stop.handle)
         # Later than the others: who waits for a rank that hangs lets it tell so itself.

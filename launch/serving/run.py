@@ -11,7 +11,7 @@ from launch.serving.ending import end_if_lost, end_now, serving_signals
 from launch.serving.lead import Lead
 from launch.serving.start import start_rank
 from tp_engine.comm import RankLost
-from tp_engine.interpreter import ready_interpreter
+from tp_engine.interpreter import freeze_objects
 from tp_engine.liveness import Liveness, Watchdog
 from tp_engine.logs import Phases, setup_logging
 
@@ -65,7 +65,7 @@ def follow(options: Options, watchdog: Watchdog) -> None:
     serving_signals(lambda number: None)
     try:
         rank.worker.follow(watchdog.progress)  # adapters and warm-up take what they take
-        ready_interpreter()
+        freeze_objects()
         watchdog.limit(config.rank_timeout)
         rank.worker.follow(watchdog.progress)
     except RuntimeError:

@@ -14,6 +14,7 @@ from typing import Final, Literal
 
 from tp_engine.adapters.errors import AdapterError, shown
 from tp_engine.adapters.targets import VOCAB_MODULES
+from tp_engine.interpreter import giving_way
 
 Role = Literal["A", "B", "bias", "magnitude"]
 """Of a tensor in its module."""
@@ -61,7 +62,7 @@ def pair_tensors(
             same tensor, or a half of a pair lacks.
     """
     pairs: dict[tuple[int, int], dict[Role, str]] = {}
-    for name in sorted(names):
+    for name in giving_way(sorted(names)):
         module, role = _parse(name, modules)
         pair = pairs.setdefault(modules[module], {})
         if role in pair:
@@ -77,6 +78,8 @@ def pair_tensors(
 
 def plain_name(name: str) -> str:
     """A tensor's name without what torch.compile puts in."""
+    if "_orig_mod" not in name:
+        return name
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 

@@ -19,6 +19,7 @@ import torch
 
 from sharding import SITES, ModelDims, RankCut, is_row_parallel, weight_slice
 from tp_engine.adapters.targets import Place, module_name
+from tp_engine.interpreter import giving_way
 
 ROW_ALIGNMENT: Final = 128
 """Every rank-row begins at a multiple of this many bytes of its page."""
@@ -94,7 +95,7 @@ def groups_of(
         modules: what each module has, whole; of `sharding.TOP` none.
         dtype: of A and B.
     """
-    for (layer, site), module in modules.items():
+    for (layer, site), module in giving_way(modules.items()):
         part = weight_slice(dims, cut.layers[layer], site)
         held = module.on_rank(site, cut.rank)
         yield Group((layer, site, "A"), held.rank, part.cols.size * dtype.itemsize)
@@ -135,7 +136,7 @@ def place_rows(groups: Iterable[Group], page_bytes: int) -> tuple[list[Run], int
             f"fit into a page of page_bytes={page_bytes}"
         )
     pages = _Pages(page_bytes, order[-1].row_bytes if order else 0)
-    runs = [run for group in order for run in pages.place(group)]
+    runs = [run for group in giving_way(order) for run in pages.place(group)]
     return runs, pages.count
 
 
@@ -150,7 +151,8 @@ class _Pages:
 
     def place(self, group: Group) -> list[Run]:
         """Take places for all rows of a group."""
-        whole = next((p for p in self._filled if self._room(p, group) >= group.rows), None)
+        last = self._page_bytes - (group.rows - 1) * group.stride - group.row_bytes
+        whole = next((page for page, filled in self._filled.items() if filled <= last), None)
         runs: list[Run] = []
         done = 0
         for page in [*self._filled] if whole is None else [whole]:

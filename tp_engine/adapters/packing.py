@@ -21,6 +21,7 @@ from tp_engine.adapters.revision import AdapterRevision, LoraModule
 from tp_engine.adapters.rows import cast_finite, copy_rows
 from tp_engine.adapters.targets import Place, module_name
 from tp_engine.host_memory import zeroed_pages
+from tp_engine.interpreter import giving_way
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -71,7 +72,9 @@ def pack_adapter(
     """
     placed = [_place(revision, cut, dims, dtype, page_bytes) for cut in cuts]
     count = max(pages for _, pages in placed)
-    modules = {place: _cast(place, module, dtype) for place, module in revision.modules.items()}
+    modules = {
+        place: _cast(place, module, dtype) for place, module in giving_way(revision.modules.items())
+    }
     replaced = cast_replaced(revision.replaced, dtype)
     images = []
     for cut, (runs, _) in zip(cuts, placed, strict=True):
@@ -93,7 +96,8 @@ def _place(
     dtype: torch.dtype,
     page_bytes: int,
 ) -> tuple[list[Run], int]:
-    modules = {p: module.rows for p, module in revision.modules.items() if p[0] != TOP}
+    every = giving_way(revision.modules.items())
+    modules = {place: module.rows for place, module in every if place[0] != TOP}
     ends = end_matrices(revision.modules, revision.replaced, cut.vocab)
     of_layers = groups_of(modules, cut, dims, dtype)
     return place_rows([*of_layers, *end_groups(ends, dtype, page_bytes)], page_bytes)

@@ -31,6 +31,7 @@ from tp_engine.adapters.targets import (
     module_names,
 )
 from tp_engine.adapters.tensors import check_tensor, read_finite
+from tp_engine.interpreter import giving_way
 
 if TYPE_CHECKING:
     from tp_engine.models.spec import ModelSpec
@@ -100,7 +101,7 @@ def _read_changes(
 ) -> tuple[dict[Place, LoraModule], dict[int, Replaced]]:
     """The LoRA modules, and what is replaced at the two ends."""
     dims, tied = spec.dims(), spec.tie_word_embeddings
-    file = MappedFile(path)
+    file = MappedFile(path, giving_way)
     try:
         if not file.infos:
             raise _nothing("has no tensor")
@@ -158,7 +159,7 @@ def _checked_pairs(
     _check_targets(names, settings, dims.layers)
     shapes = _base_shapes(dims)
     pairs: dict[Site, dict[Role, StoredTensor]] = {}
-    for place, pair in names.items():
+    for place, pair in giving_way(names.items()):
         asked = {"dora": settings.use_dora, "bias": settings.lora_bias}
         check_roles(pair, module_name(*place), **asked)
         pairs[place] = {role: StoredTensor(n, file.infos[n], file) for role, n in pair.items()}
@@ -171,11 +172,12 @@ def _check_targets(pairs: Collection[Site], settings: LoraSettings, layers: int)
     rule = settings.targets
     if rule.targets is None:
         return
-    for module, place in module_names(layers).items():
-        if rule.covers(module) and place not in pairs:
+    for module, place in giving_way(module_names(layers).items()):
+        covered = rule.covers(module)
+        if covered and place not in pairs:
             reason = f"{CONFIG_NAME} targets {module}, but {WEIGHTS_NAME} has no tensors for it"
             raise AdapterError("tensor_missing", reason)
-        if place in pairs and not rule.covers(module):
+        if place in pairs and not covered:
             reason = f"tensors of {module} are not of a module that {CONFIG_NAME} targets"
             raise AdapterError("tensor_unknown", reason)
 
@@ -184,7 +186,7 @@ def _base_shapes(dims: ModelDims) -> dict[Site, tuple[int, int]]:
     """[out, in] of every site of the base."""
     (whole,) = cut_model(dims, 1)
     shapes = {}
-    for layer, cut in enumerate(whole.layers):
+    for layer, cut in giving_way(enumerate(whole.layers)):
         for site in range(len(SITES)):
             part = weight_slice(dims, cut, site)
             shapes[layer, site] = (part.rows.size, part.cols.size)

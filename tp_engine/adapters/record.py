@@ -22,6 +22,7 @@ from torch import Tensor
 from sharding import SITES
 from tp_engine.adapters.layout import ROW_DTYPE
 from tp_engine.adapters.targets import Place
+from tp_engine.interpreter import giving_way
 
 NO_ROW = -1
 """As an offset: there is no such row."""
@@ -61,10 +62,10 @@ def build_record(layers: int, sites: Mapping[Place, SiteRows]) -> Tensor:
     Args:
         sites: by (layer, site); the others are not targeted.
     """
-    head = torch.zeros(head_words(layers), dtype=torch.int64)
-    parts = [head]
-    first = head.numel()
-    for (layer, site), rows in sites.items():
+    head = [0] * head_words(layers)
+    parts = []
+    first = len(head)
+    for (layer, site), rows in giving_way(sites.items()):
         rank = rows.a_offsets.numel()
         assert 0 < rank < 1 << RANK_BITS and rows.b_offsets.numel() == rank
         at = 2 * (layer * len(SITES) + site)
@@ -72,7 +73,7 @@ def build_record(layers: int, sites: Mapping[Place, SiteRows]) -> Tensor:
         head[at + 1] = float_bits(rows.scale)
         parts.append(rows.offsets)
         first += parts[-1].numel()
-    return torch.cat(parts)
+    return torch.cat([torch.tensor(head), *parts])
 
 
 def float_bits(value: float) -> int:
@@ -140,7 +141,7 @@ def rows_of(
 
 def gain_places(record: Tensor, layers: int) -> list[tuple[int, int]]:
     """(layer, site) of the layers' modules that have a gain row, in order."""
-    every = ((layer, site) for layer in range(layers) for site in range(len(SITES)))
+    every = ((layer, site) for layer in giving_way(range(layers)) for site in range(len(SITES)))
     found = ((place, site_rows(record, *place)) for place in every)
     return [place for place, rows in found if rows is not None and rows.gain_offset != NO_ROW]
 

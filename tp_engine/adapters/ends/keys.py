@@ -19,6 +19,7 @@ from typing import Final, Literal
 from tp_engine.adapters.errors import AdapterError, shown
 from tp_engine.adapters.keys import PREFIX, plain_name
 from tp_engine.adapters.targets import VOCAB_MODULES
+from tp_engine.interpreter import giving_way
 
 EndTensor = Literal["A", "B", "weight", "base", "rows"]
 """What a tensor of a file is to its end."""
@@ -48,7 +49,7 @@ def end_tensors(names: Iterable[str]) -> dict[EndKey, str]:
         AdapterError: a name is not understood, or two mean the same.
     """
     found: dict[EndKey, str] = {}
-    for name in sorted(names):
+    for name in giving_way(sorted(names)):
         key = _parse(name)
         if key is None:
             continue
