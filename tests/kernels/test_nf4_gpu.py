@@ -150,8 +150,24 @@ def test_rows_that_begin_inside_a_block_are_expanded_exactly() -> None:
     w = make(96, 330, phase=7)
     assert gpu.prepare(w, torch.bfloat16) is w
     assert torch.equal(gpu.dequantize(w, torch.float32), reference.dequantize(w, torch.float32))
+
+
+def test_rows_that_begin_inside_a_block_are_multiplied() -> None:
+    from kernels.nf4 import gpu
+
+    w = make(96, 330, phase=7)
     x = torch.randn(5, 330, device="cuda").bfloat16()
     assert distance(gpu.linear(x, w), exact(x, w, None)) < 6e-3
+
+
+def test_the_scaled_weight_is_the_weight_times_gain() -> None:
+    from kernels.nf4.codebook import GAIN
+    from kernels.nf4.expand import scaled_weight
+    from kernels.nf4.packed import pack
+
+    w = make(130, 328)
+    expected = GAIN * reference.dequantize(w, torch.float32)
+    assert distance(scaled_weight(pack(w), torch.bfloat16), expected) < 6e-3
 
 
 def test_unpacked_on_the_device_is_the_canonical_shard_bit_for_bit() -> None:
