@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -104,6 +105,14 @@ def _write_code(directory: Path, name: str, code: int) -> None:
     written.rename(_path(directory, name, "code"))  # whole, or not there
 
 
-if __name__ == "__main__":
+def give_way() -> None:
+    """Take what cores nobody else wants. Linux may share them out by session first, and by the
+    priorities of processes only within one: the session's own is lowered too."""
     os.nice(19)
+    with suppress(OSError):  # a system that does not group by session
+        Path("/proc/self/autogroup").write_text("19")
+
+
+if __name__ == "__main__":
+    give_way()
     run_files(Path(sys.argv[1]), sys.argv[2:])
