@@ -4,25 +4,25 @@ from typing import Any
 
 import pytest
 
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
-from triton.experimental.gluon._runtime import GluonASTSource  # noqa: E402
-from triton.experimental.gluon.language import NVMMASharedLayout  # noqa: E402
+from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon.language import NVMMASharedLayout
 
-from kernels.attention.decode_kernel import decode_kernel  # noqa: E402
-from kernels.attention.hopper_kernel import hopper_kernel  # noqa: E402
-from kernels.attention.place_kernel import rotate_store_kernel, store_kernel  # noqa: E402
-from kernels.attention.prefill_kernel import prefill_kernel  # noqa: E402
-from kernels.attention.tiles import (  # noqa: E402
+from kernels.attention.decode_kernel import decode_kernel
+from kernels.attention.hopper_kernel import hopper_kernel
+from kernels.attention.place_kernel import rotate_store_kernel, store_kernel
+from kernels.attention.prefill_kernel import prefill_kernel
+from kernels.attention.tiles import (
     decode_tile,
     hopper_tile,
     merged_at_once,
     power_of_two,
     prefill_tile,
 )
-from kernels.fused.gpu_kernels import norm_kernel, rotary_kernel, silu_mul_kernel  # noqa: E402
+from kernels.fused.gpu_kernels import norm_kernel, rotary_kernel, silu_mul_kernel
+from tests.kernels.compiled.build import build
 
 SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024}
 """Bytes that one program may have."""
@@ -47,17 +47,16 @@ def compiled(
 ) -> Any:
     """Compile for bfloat16, with everything that may be aligned to 16 bytes so aligned."""
     names = kernel.arg_names
-    signature = {name: "constexpr" if name in constants else kind(name) for name in names}
-    signature |= descriptors or {}
-    aligned = [name for name in names if name[:2] == "p_" or name[:7] == "stride_"]
-    source = (GluonASTSource if descriptors else ASTSource)(
+    return build(
         kernel,
-        signature,
-        constexprs={(names.index(name),): value for name, value in constants.items()},
-        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
+        constants,
+        {**{name: kind(name) for name in names}, **(descriptors or {})},
+        [name for name in names if name[:2] == "p_" or name[:7] == "stride_"],
+        capability,
+        GluonASTSource if descriptors else ASTSource,
+        num_warps=warps,
+        num_stages=stages,
     )
-    target = GPUTarget("cuda", capability, 32)
-    return triton.compile(source, target, {"num_warps": warps, "num_stages": stages})
 
 
 def kind(name: str) -> str:

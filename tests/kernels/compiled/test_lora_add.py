@@ -1,20 +1,18 @@
 """The one launch of a LoRA delta compiles without a GPU, its operands read into place."""
 
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 
-from triton.backends.compiler import GPUTarget  # noqa: E402 (after the skip)
-from triton.compiler import ASTSource  # noqa: E402
 
-from kernels.lora.plans import plan_add  # noqa: E402
-from kernels.lora.triton_add import add_kernel  # noqa: E402
+from kernels.lora.plans import plan_add
+from kernels.lora.triton_add import add_kernel
+from tests.kernels.compiled.build import build, resource_usage
 
 POINTERS = {
     **{"p_x": "*bf16", "p_y": "*bf16", "p_arena": "*u8", "p_tiles": "*i32"},
@@ -54,24 +52,8 @@ def compiled(
         "HAS_BASE": has_base,
         "USE_PDL": capability >= 90,
     }
-    signature, values, attributes = {}, {}, {}
-    for index, name in enumerate(add_kernel.arg_names):
-        if name in constants:
-            signature[name], values[index,] = "constexpr", constants[name]
-            continue
-        signature[name] = POINTERS.get(name, "i32")
-        if name in ALIGNED:
-            attributes[index,] = [["tt.divisibility", 16]]
-    built = triton.compile(
-        ASTSource(add_kernel, signature, values, attributes),
-        target=GPUTarget("cuda", capability, 32),
-        options={
-            "num_warps": 1,
-            "num_stages": 1,
-            "maxnreg": plan.registers,
-            "enable_fp_fusion": True,
-        },
-    )
+    options = {"num_warps": 1, "num_stages": 1, "maxnreg": plan.registers}
+    built = build(add_kernel, constants, POINTERS, ALIGNED, capability, **options)
     return built, plan.registers
 
 
@@ -87,12 +69,7 @@ def test_operands_go_from_memory_to_the_lanes_that_need_them(
     assert re.search(r"ld\.volatile\.global\.v2\.b64", ptx), "words of the exchange one by one"
     narrow = re.findall(r"ld\.global[.\w]*\.b16", ptx)
     assert not narrow, "rows or rank-rows element by element"
-    binary = tmp_path / "kernel.cubin"
-    binary.write_bytes(built.asm["cubin"])
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    usage = subprocess.run(
-        [tool, "--dump-resource-usage", binary], capture_output=True, text=True, check=True
-    ).stdout
+    usage = resource_usage(built, tmp_path)
     ((used, stack),) = re.findall(r"REG:(\d+) STACK:(\d+)", usage)
     assert int(used) <= registers and int(stack) <= SPILLED, usage
 

@@ -6,13 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 
-from triton.backends.compiler import GPUTarget  # noqa: E402 (after the skip)
-from triton.compiler import ASTSource  # noqa: E402
 
-from kernels.lora.gpu_affine import BLOCK_N, BLOCK_ROWS  # noqa: E402
-from kernels.lora.triton_affine import affine_kernel  # noqa: E402
+from kernels.lora.gpu_affine import BLOCK_N, BLOCK_ROWS
+from kernels.lora.triton_affine import affine_kernel
+from tests.kernels.compiled.build import build
 
 TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 
@@ -30,19 +29,7 @@ def compiled(dtype: torch.dtype, sites: int, *, biased: bool, segments: int) -> 
         **{"p_y": TYPES[dtype], "p_bias": TYPES[dtype], "p_arena": "*u8"},
         **{"p_descriptors": "*i64", "p_offsets": "*i32", "p_numbers": "*i64"},
     }
-    signature, values, attributes = {}, {}, {}
-    for index, name in enumerate(affine_kernel.arg_names):
-        if name in constants:
-            signature[name], values[index,] = "constexpr", constants[name]
-            continue
-        signature[name] = pointers.get(name, "i32")
-        if name in pointers or name == "stride_y":
-            attributes[index,] = [["tt.divisibility", 16]]
-    return triton.compile(
-        ASTSource(affine_kernel, signature, values, attributes),
-        target=GPUTarget("cuda", 90, 32),
-        options={"num_warps": 4, "enable_fp_fusion": True},
-    )
+    return build(affine_kernel, constants, pointers, {*pointers, "stride_y"}, num_warps=4)
 
 
 @pytest.mark.parametrize("segments", [0, 16])

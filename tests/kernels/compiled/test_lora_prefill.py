@@ -1,20 +1,18 @@
 """The LoRA kernels for many rows compile without a GPU; on Hopper y never changes lanes."""
 
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 
-from triton.backends.compiler import GPUTarget  # noqa: E402 (after the skip)
-from triton.compiler import ASTSource  # noqa: E402
 
-from kernels.lora.triton_prefill_expand import prefill_expand_kernel  # noqa: E402
-from kernels.lora.triton_prefill_shrink import prefill_shrink_kernel  # noqa: E402
-from kernels.lora.triton_prefill_silu import prefill_silu_kernel  # noqa: E402
+from kernels.lora.triton_prefill_expand import prefill_expand_kernel
+from kernels.lora.triton_prefill_shrink import prefill_shrink_kernel
+from kernels.lora.triton_prefill_silu import prefill_silu_kernel
+from tests.kernels.compiled.build import assert_nothing_spilled, build
 
 POINTERS = {
     **{"p_x": "*bf16", "p_y": "*bf16", "p_out": "*bf16", "p_h": "*fp32", "p_down": "*fp32"},
@@ -52,20 +50,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 def compiled(case: str, capability: int) -> Any:
     kernel, constants = CASES[case]
     constants = {**constants, "USE_PDL": capability >= 90}
-    signature, values, attributes = {}, {}, {}
-    for index, name in enumerate(kernel.arg_names):
-        if name in constants:
-            signature[name], values[index,] = "constexpr", constants[name]
-            continue
-        signature[name] = POINTERS.get(name, "i32")
-        if name in ALIGNED:
-            attributes[index,] = [["tt.divisibility", 16]]
-    options = {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": True}
-    return triton.compile(
-        ASTSource(kernel, signature, values, attributes),
-        target=GPUTarget("cuda", capability, 32),
-        options=options,
-    )
+    return build(kernel, constants, POINTERS, ALIGNED, capability, num_warps=4, num_stages=1)
 
 
 @pytest.mark.parametrize("capability", [80, 90])
@@ -75,13 +60,7 @@ def test_compiles_without_spills(case: str, capability: int, tmp_path: Path) -> 
     ptx = built.asm["ptx"]
     assert ("griddepcontrol.wait" in ptx) == (capability >= 90)
     assert ("wgmma" if capability >= 90 else "mma.sync") in ptx
-    binary = tmp_path / "kernel.cubin"
-    binary.write_bytes(built.asm["cubin"])
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    usage = subprocess.run(
-        [tool, "--dump-resource-usage", binary], capture_output=True, text=True, check=True
-    ).stdout
-    assert re.search(r"STACK:0\b", usage) and re.search(r"LOCAL:0\b", usage), usage
+    assert_nothing_spilled(built, tmp_path)
 
 
 @pytest.mark.parametrize(

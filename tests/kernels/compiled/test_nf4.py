@@ -1,19 +1,17 @@
 """The NF4 kernels compile for Ampere and Hopper without a GPU: weights never change lanes."""
 
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 
-from triton.backends.compiler import GPUTarget  # noqa: E402 (after the skip)
-from triton.compiler import ASTSource  # noqa: E402
 
-from kernels.nf4.expand_kernel import expand_scaled  # noqa: E402
-from kernels.nf4.gemm_kernel import nf4_gemm  # noqa: E402
+from kernels.nf4.expand_kernel import expand_scaled
+from kernels.nf4.gemm_kernel import nf4_gemm
+from tests.kernels.compiled.build import assert_nothing_spilled, build, disassembly
 
 POINTERS = {
     **{"p_x": "*bf16", "p_y": "*bf16", "p_bias": "*bf16", "p_out": "*bf16", "p_partial": "*fp32"},
@@ -37,29 +35,10 @@ BY_WARPGROUPS = {
 def compiled(kernel: Any, constants: dict[str, Any], warps: int, capability: int) -> Any:
     if kernel is nf4_gemm:
         constants = {**constants, "USE_PDL": capability >= 90}
-    signature, values, attributes = {}, {}, {}
-    for index, name in enumerate(kernel.arg_names):
-        if name in constants:
-            signature[name], values[index,] = "constexpr", constants[name]
-            continue
-        signature[name] = POINTERS.get(name, "i32")
-        if name in ALIGNED:
-            attributes[index,] = [["tt.divisibility", 16]]
-    return triton.compile(
-        ASTSource(kernel, signature, values, attributes),
-        target=GPUTarget("cuda", capability, 32),
-        options={
-            "num_warps": warps,
-            "num_stages": constants.get("STAGES", 3),
-            "enable_fp_fusion": True,
-        },
+    stages = constants.get("STAGES", 3)
+    return build(
+        kernel, constants, POINTERS, ALIGNED, capability, num_warps=warps, num_stages=stages
     )
-
-
-def tool(name: str, *arguments: object) -> str:
-    path = Path(triton.__file__).parent / "backends/nvidia/bin" / name
-    command = [str(path), *(str(a) for a in arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.parametrize("capability", [80, 90])
@@ -70,21 +49,15 @@ def test_compiles_without_spills_or_shuffled_weights(
     kernel, constants, warps = CASES[case]
     built = compiled(kernel, constants, warps, capability)
     assert re.search(r"(ld\.global[.\w]*\.v4\.b32|cp\.async\.cg)", built.asm["ptx"])
-    binary = tmp_path / "kernel.cubin"
-    binary.write_bytes(built.asm["cubin"])
-    usage = tool("cuobjdump", "--dump-resource-usage", binary)
-    assert re.search(r"STACK:0\b", usage) and re.search(r"LOCAL:0\b", usage), usage
+    assert_nothing_spilled(built, tmp_path)
     if kernel is nf4_gemm:
         # 12 permutations a word of eight weights; a change of layout would add to them.
         words = constants["TILES"] * constants["BLOCKS"] * 4 * constants["WAYS"] // warps
-        found = len(re.findall(r"\bPRMT\b", tool("nvdisasm", "-c", binary)))
+        found = len(re.findall(r"\bPRMT\b", disassembly(built, tmp_path)))
         assert 12 * words <= found < 12 * words + 12
 
 
 def test_many_rows_multiply_by_warpgroups_without_spills(tmp_path: Path) -> None:
     built = compiled(nf4_gemm, BY_WARPGROUPS, 8, 90)
     assert "wgmma.mma_async" in built.asm["ptx"]
-    binary = tmp_path / "kernel.cubin"
-    binary.write_bytes(built.asm["cubin"])
-    usage = tool("cuobjdump", "--dump-resource-usage", binary)
-    assert re.search(r"STACK:0\b", usage) and re.search(r"LOCAL:0\b", usage), usage
+    assert_nothing_spilled(built, tmp_path)

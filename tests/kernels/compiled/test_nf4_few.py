@@ -1,25 +1,24 @@
 """The NF4 product for few rows compiles for Hopper without a GPU: weights never change lanes."""
 
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 
-from triton.backends.compiler import GPUTarget  # noqa: E402 (after the skip)
-from triton.experimental.gluon._runtime import GluonASTSource  # noqa: E402
+from triton.experimental.gluon._runtime import GluonASTSource
 
-from kernels.nf4.few import multiply_few  # noqa: E402
-from kernels.nf4.few_choice import choose_few  # noqa: E402
-from kernels.nf4.few_config import FewConfig  # noqa: E402
-from kernels.nf4.few_kernel import nf4_few  # noqa: E402
-from kernels.nf4.lookup import LUT_BYTES  # noqa: E402
-from kernels.nf4.packed_weight import PackedNF4  # noqa: E402
-from kernels.sizes import power_of_two  # noqa: E402
+from kernels.nf4.few import multiply_few
+from kernels.nf4.few_choice import choose_few
+from kernels.nf4.few_config import FewConfig
+from kernels.nf4.few_kernel import nf4_few
+from kernels.nf4.lookup import LUT_BYTES
+from kernels.nf4.packed_weight import PackedNF4
+from kernels.sizes import power_of_two
+from tests.kernels.compiled.build import assert_nothing_spilled, build, disassembly
 
 POINTERS = {
     **{f"p_{name}": "*bf16" for name in ("x", "residual", "norm", "total", "bias", "y")},
@@ -40,25 +39,9 @@ def compiled(has_norm: bool, rows: int, blocks: int, config: FewConfig) -> Any:
         **{"STEPS": config.steps(blocks), "BUFFERS": config.buffers(rows, blocks)},
         **{"SPLIT": config.split, "W": config.warps, "HAS_BIAS": True},
     }
-    signature, values, attributes = {}, {}, {}
-    for index, name in enumerate(nf4_few.arg_names):
-        if name in constants:
-            signature[name], values[index,] = "constexpr", constants[name]
-            continue
-        signature[name] = POINTERS.get(name, "i32")
-        if name in ALIGNED:
-            attributes[index,] = [["tt.divisibility", 16]]
-    return triton.compile(
-        GluonASTSource(nf4_few, signature, values, attributes),
-        target=GPUTarget("cuda", 90, 32),
-        options={"num_warps": config.warps, "enable_fp_fusion": True},
+    return build(
+        nf4_few, constants, POINTERS, ALIGNED, source=GluonASTSource, num_warps=config.warps
     )
-
-
-def tool(name: str, *arguments: object) -> str:
-    path = Path(triton.__file__).parent / "backends/nvidia/bin" / name
-    command = [str(path), *(str(a) for a in arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.parametrize(
@@ -75,11 +58,8 @@ def test_compiles_without_spills_or_shuffled_weights(
     # Triton asks for more than 48 KiB only by its own part; ours comes on top.
     assert built.metadata.shared > 48 << 10 or built.metadata.shared + LUT_BYTES <= 48 << 10
     assert "griddepcontrol.wait" in built.asm["ptx"]
-    binary = tmp_path / "kernel.cubin"
-    binary.write_bytes(built.asm["cubin"])
-    usage = tool("cuobjdump", "--dump-resource-usage", binary)
-    assert re.search(r"STACK:0\b", usage) and re.search(r"LOCAL:0\b", usage), usage
-    code = tool("nvdisasm", "-c", binary)
+    assert_nothing_spilled(built, tmp_path)
+    code = disassembly(built, tmp_path)
     # Four look-ups a word and product; a change of layout would bring shuffles or more loads.
     products = len(re.findall(r"\bHMMA\b", code))
     assert products and products % (8 * config.tiles * config.pairs) == 0

@@ -1,7 +1,6 @@
 """The NF4 product in Gluon compiles for Hopper without a GPU, and its products stay in flight."""
 
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,12 @@ import pytest
 triton = pytest.importorskip("triton")
 pytest.importorskip("triton.experimental.gluon")
 
-from triton.backends.compiler import GPUTarget  # noqa: E402 (after the skip)
 from triton.experimental.gluon import language as gl  # noqa: E402
 from triton.experimental.gluon._runtime import GluonASTSource  # noqa: E402
 
 from kernels.nf4.wide_config import TABLE, WideConfig  # noqa: E402
 from kernels.nf4.wide_kernel import nf4_wide  # noqa: E402
+from tests.kernels.compiled.build import build, disassembly  # noqa: E402
 
 CONFIGS = (
     WideConfig(rows=32, tiles=8, warps=4, blocks=2, programs=2, table=True),
@@ -40,38 +39,21 @@ def compiled(config: WideConfig) -> Any:
         "y_desc": COPIES.format("bf16", config.rows, 16 * config.tiles, rows),
     }
     constants = {"STAGES": config.stages, "ROW_TILES": 2, "USE_SHARED": config.table}
-    signature, values, attributes = {}, {}, {}
-    for index, name in enumerate(nf4_wide.arg_names):
-        if name in constants:
-            signature[name], values[index,] = "constexpr", constants[name]
-            continue
-        signature[name] = types.get(name, "i32")
-        if name in POINTERS:
-            attributes[index,] = [["tt.divisibility", 16]]
-    return triton.compile(
-        GluonASTSource(nf4_wide, signature, values, attributes),
-        target=GPUTarget("cuda", 90, 32),
-        options={
-            "num_warps": config.warps,
-            "maxnreg": config.registers,
-            "enable_fp_fusion": True,
-        },
+    options = {"num_warps": config.warps, "maxnreg": config.registers}
+    return build(nf4_wide, constants, types, POINTERS, source=GluonASTSource, **options)
+
+
+def instructions(built: Any, folder: Path) -> list[str]:
+    return re.findall(
+        r"^\s+/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", disassembly(built, folder), re.MULTILINE
     )
-
-
-def disassembled(built: Any, folder: Path) -> list[str]:
-    binary = folder / "kernel.cubin"
-    binary.write_bytes(built.asm["cubin"])
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
-    done = subprocess.run([tool, "-c", binary], capture_output=True, text=True, check=True)
-    return re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", done.stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_weights_are_unpacked_while_a_product_is_in_flight(
     config: WideConfig, tmp_path: Path
 ) -> None:
-    code = disassembled(compiled(config), tmp_path)
+    code = instructions(compiled(config), tmp_path)
     products = [i for i, line in enumerate(code) if "HGMMA" in line]
     assert len(products) == 8 * config.blocks * config.tiles // config.warps  # of two steps
     loop = code[products[0] : products[-1]]

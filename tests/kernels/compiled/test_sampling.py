@@ -1,22 +1,20 @@
 """The kernels at both ends of a step compile for Ampere and Hopper without a GPU."""
 
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 
-from triton.backends.compiler import GPUTarget  # noqa: E402 (after the skip)
-from triton.compiler import ASTSource  # noqa: E402
 
-from kernels.entry.gpu_kernels import embed_kernel, spell_out_kernel  # noqa: E402
-from kernels.sampling.best_kernel import best_kernel  # noqa: E402
-from kernels.sampling.draw_kernel import draw_kernel, weigh_kernel  # noqa: E402
-from kernels.sampling.penalise_kernel import penalise_kernel  # noqa: E402
-from kernels.sampling.top_kernel import log_total_kernel, top_kernel  # noqa: E402
+from kernels.entry.gpu_kernels import embed_kernel, spell_out_kernel
+from kernels.sampling.best_kernel import best_kernel
+from kernels.sampling.draw_kernel import draw_kernel, weigh_kernel
+from kernels.sampling.penalise_kernel import penalise_kernel
+from kernels.sampling.top_kernel import log_total_kernel, top_kernel
+from tests.kernels.compiled.build import assert_nothing_spilled, build
 
 LONGS = "positions row_slots slots last tokens tokens_out partial rows top_k sums list found"
 POINTERS = {
@@ -69,25 +67,8 @@ def test_compiles_with_wide_loads_and_without_spills(
     case: str, capability: int, tmp_path: Path
 ) -> None:
     kernel, constants, warps, types = CASES[case]
-    signature, values, attributes = {}, {}, {}
-    for index, name in enumerate(kernel.arg_names):
-        if name in constants:
-            signature[name], values[index,] = "constexpr", constants[name]
-            continue
-        signature[name] = {**POINTERS, **types}.get(name, "i32")
-        if name in ALIGNED:
-            attributes[index,] = [["tt.divisibility", 16]]
-    built = triton.compile(
-        ASTSource(kernel, signature, values, attributes),
-        target=GPUTarget("cuda", capability, 32),
-        options={"num_warps": warps, "enable_fp_fusion": True},
-    )
+    types = {**POINTERS, **types}
+    built = build(kernel, constants, types, ALIGNED, capability, num_warps=warps)
     if "logits" in " ".join(kernel.arg_names):
         assert re.search(r"(ld\.global[.\w]*\.v4\.b32|cp\.async\.cg)", built.asm["ptx"])
-    binary = tmp_path / "kernel.cubin"
-    binary.write_bytes(built.asm["cubin"])
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    usage = subprocess.run(
-        [tool, "--dump-resource-usage", binary], capture_output=True, text=True, check=True
-    ).stdout
-    assert re.search(r"STACK:0\b", usage) and re.search(r"LOCAL:0\b", usage), usage
+    assert_nothing_spilled(built, tmp_path)
