@@ -127,9 +127,5 @@ class Bench:
 
         return graph_us([run]) / layers
 
-    def ceiling(self) -> float:
-        """Bytes/s of a large sum, timed while weights don't fit the cache."""
-        return self._flush.nbytes * self._repeats / (self._flush_time * 1e-6)
-
 
 __all__ = ["CHOSEN", "Bench", "Case", "Pair", "Plans", "Step"]
