@@ -10,8 +10,10 @@ from server.services import services_of
 
 router = APIRouter()
 
+_PROBES = ["GET", "HEAD"]
 
-@router.get("/health")
+
+@router.api_route("/health", methods=_PROBES)
 async def health(request: Request) -> Response:
     """200 with the engine's phase while it lives, loading included; 503 once it is lost."""
     client = services_of(request).client
@@ -20,7 +22,7 @@ async def health(request: Request) -> Response:
     return JSONResponse({"status": "ok", "phase": client.phase})
 
 
-@router.get("/ready")
+@router.api_route("/ready", methods=_PROBES)
 async def ready(request: Request) -> Response:
     """200 while requests are taken; 503 with the reason before and after."""
     services_of(request).client.require_serving()

@@ -71,6 +71,14 @@ async def test_start_up_is_visible(engine: FakeEngine, tokenizer: Tokenizer) -> 
         assert (await http.get("/ready")).status_code == 200
 
 
+async def test_probes_may_ask_for_the_status_alone(api: Api, client: EngineClient) -> None:
+    for path in ("/health", "/ready"):
+        assert (await api.http.head(path)).status_code == 200
+    client.engine_died("rank 1 is gone")
+    for path in ("/health", "/ready"):
+        assert (await api.http.head(path)).status_code == 503
+
+
 async def test_draining_refuses_new_requests_and_finishes_open_ones(
     api: Api, engine: FakeEngine, client: EngineClient
 ) -> None:
