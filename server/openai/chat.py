@@ -63,12 +63,10 @@ def _logprobs(fields: ChatFields) -> int | None:
 class ChatFormat:
     """Lays out the answers of one chat request."""
 
-    def __init__(self, job: Job, tokenizer: Tokenizer, *, usage: bool) -> None:
-        """``usage``: whether the stream ends with token counts."""
+    def __init__(self, job: Job, tokenizer: Tokenizer) -> None:
         self._job = job
         self._tokenizer = tokenizer
         self._created = int(time.time())
-        self._usage: UnsetType | None = None if usage else UNSET
 
     def whole(self, outputs: Sequence[Delta], usage: Usage, *, revision: str | None) -> Chat:
         """See `Format`."""
@@ -78,15 +76,17 @@ class ChatFormat:
         ]
         return self._chat("chat.completion", choices, usage, revision)
 
-    def chunks(self, delta: Delta, *, first: bool, revision: str | None) -> list[msgspec.Struct]:
+    def chunks(
+        self, delta: Delta, usage: Usage | UnsetType | None, *, first: bool, revision: str | None
+    ) -> list[msgspec.Struct]:
         """See `Format`."""
         chunks: list[msgspec.Struct] = []
         if first:
             opening = ChatChoice(index=delta.index, delta=ChatMessage(role="assistant", content=""))
-            chunks.append(self._chunk([opening], self._usage, revision))
+            chunks.append(self._chunk([opening], usage, revision))
         text = ChatMessage(content=delta.text or UNSET)
         choice = self._choice(delta, delta_message=text)
-        chunks.append(self._chunk([choice], self._usage, revision))
+        chunks.append(self._chunk([choice], usage, revision))
         return chunks
 
     def usage_chunk(self, usage: Usage, *, revision: str | None) -> Chat:

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Sequence
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UnsetType
 
 from server.errors import InvalidRequest
 from server.openai.fields import CompletionFields
@@ -50,14 +50,10 @@ async def completion_job(fields: CompletionFields, tokenizer: Tokenizer, ready: 
 class CompletionFormat:
     """Lays out the answers of one completions request."""
 
-    def __init__(
-        self, fields: CompletionFields, job: Job, tokenizer: Tokenizer, *, usage: bool
-    ) -> None:
-        """``usage``: whether the stream ends with token counts."""
+    def __init__(self, fields: CompletionFields, job: Job, tokenizer: Tokenizer) -> None:
         self._job = job
         self._tokenizer = tokenizer
         self._created = int(time.time())
-        self._usage: UnsetType | None = None if usage else UNSET
         self._echoes: list[str] = []
         if fields.echo:
             self._echoes = [
@@ -72,10 +68,12 @@ class CompletionFormat:
         choices = [self._choice(output, self._echo(output.index)) for output in outputs]
         return self._completion(choices, usage, revision)
 
-    def chunks(self, delta: Delta, *, first: bool, revision: str | None) -> list[msgspec.Struct]:
+    def chunks(
+        self, delta: Delta, usage: Usage | UnsetType | None, *, first: bool, revision: str | None
+    ) -> list[msgspec.Struct]:
         """See `Format`."""
         choice = self._choice(delta, self._echo(delta.index) if first else "")
-        return [self._completion([choice], self._usage, revision)]
+        return [self._completion([choice], usage, revision)]
 
     def usage_chunk(self, usage: Usage, *, revision: str | None) -> Completion:
         """See `Format`."""

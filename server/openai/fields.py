@@ -15,6 +15,8 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
     """``stream_options``."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    """Whether each chunk has the counts so far, once `include_usage` asks for counts."""
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
+from msgspec import UnsetType
 
 from server.openai.generation import Delta
 from server.openai.shapes import Usage
@@ -19,8 +20,10 @@ class Format(Protocol):
     ) -> msgspec.Struct:
         """The answer in one piece; ``outputs`` are whole, in index order."""
 
-    def chunks(self, delta: Delta, *, first: bool, revision: str | None) -> list[msgspec.Struct]:
-        """Stream events for ``delta``; ``first`` of its index."""
+    def chunks(
+        self, delta: Delta, usage: Usage | UnsetType | None, *, first: bool, revision: str | None
+    ) -> list[msgspec.Struct]:
+        """Stream events for ``delta``, ``first`` of its index, with this ``usage``."""
 
     def usage_chunk(self, usage: Usage, *, revision: str | None) -> msgspec.Struct:
         """The stream event that ends a stream whose client asked for usage."""

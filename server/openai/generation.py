@@ -76,6 +76,7 @@ class Generation:
     ) -> None:
         client.check_room(len(job.prompts) * job.n)  # before anything is made for each of them
         self.job = job
+        self._prompt_tokens = sum(len(ids) for ids in job.prompts)
         submits = job.submits()
         self._texts = [
             OutputText(
@@ -119,13 +120,12 @@ class Generation:
     @property
     def usage(self) -> Usage:
         """Token counts so far."""
-        prompt = sum(len(ids) for ids in self.job.prompts)
         completion = sum(self._completion_tokens)
         cached = sum(self._cached_tokens[:: self.job.n])
         return Usage(
-            prompt_tokens=prompt,
+            prompt_tokens=self._prompt_tokens,
             completion_tokens=completion,
-            total_tokens=prompt + completion,
+            total_tokens=self._prompt_tokens + completion,
             prompt_tokens_details=CachedTokens(cached_tokens=cached),
         )
 

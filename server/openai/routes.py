@@ -13,7 +13,7 @@ from server.errors import InvalidRequest
 from server.openai.body import read_fields
 from server.openai.chat import ChatFormat, chat_job
 from server.openai.completions import CompletionFormat, completion_job
-from server.openai.fields import ChatFields, CompletionFields, SamplingFields
+from server.openai.fields import ChatFields, CompletionFields, SamplingFields, StreamOptions
 from server.openai.formats import Format
 from server.openai.generation import Delta, Generation, Job
 from server.openai.models import model_list, model_object
@@ -47,10 +47,10 @@ async def completions(request: Request) -> Response:
     services = services_of(request)
     ready = services.client.require_serving()
     fields = await read_fields(request, _completion_decoder)
-    usage = _wants_usage(fields)
+    options = _stream_options(fields)
     job = await completion_job(fields, services.tokenizer, ready)
-    layout = CompletionFormat(fields, job, services.tokenizer, usage=usage)
-    return await _respond(request, job, layout, stream=bool(fields.stream), usage=usage)
+    layout = CompletionFormat(fields, job, services.tokenizer)
+    return await _respond(request, job, layout, options)
 
 
 @router.post("/chat/completions")
@@ -59,31 +59,32 @@ async def chat_completions(request: Request) -> Response:
     services = services_of(request)
     ready = services.client.require_serving()
     fields = await read_fields(request, _chat_decoder)
-    usage = _wants_usage(fields)
+    options = _stream_options(fields)
     job = await chat_job(fields, services.tokenizer, ready)
-    layout = ChatFormat(job, services.tokenizer, usage=usage)
-    return await _respond(request, job, layout, stream=bool(fields.stream), usage=usage)
+    layout = ChatFormat(job, services.tokenizer)
+    return await _respond(request, job, layout, options)
 
 
-def _wants_usage(fields: SamplingFields) -> bool:
-    if fields.stream_options is None:
-        return False
-    if not fields.stream:
+def _stream_options(fields: SamplingFields) -> StreamOptions | None:
+    """How the answer is streamed; None: it comes in one piece."""
+    if fields.stream:
+        return fields.stream_options or StreamOptions()
+    if fields.stream_options is not None:
         raise InvalidRequest("stream_options needs stream=true", param="stream_options")
-    return bool(fields.stream_options.include_usage)
+    return None
 
 
 async def _respond(
-    request: Request, job: Job, layout: Format, *, stream: bool, usage: bool
+    request: Request, job: Job, layout: Format, options: StreamOptions | None
 ) -> Response:
     services = services_of(request)
     generation = Generation(job, services.client, services.tokenizer, services.metrics)
     try:
-        if not stream:
+        if options is None:
             outputs = await while_connected(request.receive, _collect(generation))
             answer = layout.whole(outputs, generation.usage, revision=generation.revision)
             return _json(answer)
-        parts = events(generation, layout, usage=usage)
+        parts = events(generation, layout, options)
         first = await while_connected(request.receive, _next(parts))
     except BaseException:
         generation.close()

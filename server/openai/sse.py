@@ -11,14 +11,17 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.connection import while_connected
 from server.errors import ApiError
+from server.openai.fields import StreamOptions
 from server.openai.formats import Format
 from server.openai.generation import Generation
+from server.openai.shapes import Usage
 
 logger = logging.getLogger(__name__)
 
@@ -30,17 +33,27 @@ def event(body: msgspec.Struct) -> bytes:
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
-async def events(generation: Generation, layout: Format, *, usage: bool) -> AsyncIterator[bytes]:
+async def events(
+    generation: Generation, layout: Format, options: StreamOptions
+) -> AsyncIterator[bytes]:
     """The events of a whole stream; raises `ApiError` when an output is lost."""
     opened: set[int] = set()
     async for delta in generation.deltas():
         first = delta.index not in opened
-        chunks = layout.chunks(delta, first=first, revision=generation.revision)
+        usage = _usage_of_chunk(generation, options)
+        chunks = layout.chunks(delta, usage, first=first, revision=generation.revision)
         opened.add(delta.index)
         yield b"".join(event(chunk) for chunk in chunks)
-    if usage:
+    if options.include_usage:
         yield event(layout.usage_chunk(generation.usage, revision=generation.revision))
     yield DONE
+
+
+def _usage_of_chunk(generation: Generation, options: StreamOptions) -> Usage | UnsetType | None:
+    """As the API documents it: absent unless asked for, then null in all chunks but the last."""
+    if not options.include_usage:
+        return UNSET
+    return generation.usage if options.continuous_usage_stats else None
 
 
 class EventStream(Response):

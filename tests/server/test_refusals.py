@@ -63,6 +63,7 @@ BAD_VALUES: list[tuple[str, Any]] = [
     ("logit_bias", {"\u0665": 1}),
     ("stream", "yes"),
     ("stream_options", {"include_usage": True}),
+    ("stream_options", {"continuous_usage_stats": 1}),
     ("model", 5),
     ("model", None),
     ("cache_salt", 5),
