@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 from server import admin, health, metrics, openai
 from server.admin.loads import Loads
@@ -44,6 +45,14 @@ def create_app(client: EngineClient, tokenizer: Tokenizer, config: ServerConfig)
         max_file_bytes=config.max_adapter_bytes + FORM_BYTES,
     )
     app.add_middleware(AuthMiddleware, keys=config.api_keys, admin_keys=config.admin_keys)
+    if config.allowed_origins:
+        # A browser asks without a key whether it may ask with one.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.allowed_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+        )
     app.add_middleware(metrics.MetricsMiddleware, metrics=http_metrics)
     return app
 

@@ -17,6 +17,8 @@ class ServerConfig:
     """Keys that clients must present; None serves anybody."""
     admin_keys: ApiKeys | None = None
     """Keys that operators must present; None: there is no control plane."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins of the web pages that may call the API from a browser; ``*``: of all pages."""
     max_body_bytes: int = 16 * 2**20
     """Longer request bodies are refused with 413."""
     adapter_store: Path | None = None

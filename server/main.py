@@ -48,6 +48,7 @@ def run_front_end(settings: FrontEndSettings) -> int:
         config = ServerConfig(
             api_keys=_keys(settings.api_key_file, "api_key_file"),
             admin_keys=_keys(settings.admin_key_file, "admin_key_file"),
+            allowed_origins=settings.allowed_origins,
             max_body_bytes=settings.max_body_bytes,
             adapter_store=None if settings.adapter_store is None else Path(settings.adapter_store),
             adapter_sources=AllowedSources(settings.adapter_sources),

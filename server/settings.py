@@ -29,6 +29,8 @@ class FrontEndSettings:
     """File of API keys; None serves anybody."""
     admin_key_file: str | None = None
     """File of operators' keys; None: there is no control plane."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins of the web pages that may call the API from a browser; ``*``: of all pages."""
     max_body_bytes: int = 16 * 2**20
     """Longest request body."""
     adapter_store: str | None = None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from tp_engine.config import GIB, MIB, Bytes, ConfigError, EngineConfig, check_number, check_types
 from tp_engine.sources import AllowedSources, SourceError
+
+_ORIGIN: Final = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#\s,]+")
 
 EXPECTED_LORA_RANK = 16
 """Where adapters can come and nobody says of which rank."""
@@ -30,6 +33,9 @@ class ServeConfig:
     """File with the keys that requests must carry, one a line; without it no key is asked for."""
     admin_key_file: str | None = None
     """File with the keys of operators, one a line; without it adapters can't come or go."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins of the web pages that may call the API from a browser, such as
+    https://chat.example.org; * allows every page; without any, browsers allow none."""
     adapter_root: tuple[str, ...] = ()
     """Directories that operators may load adapters from while the server runs."""
     adapter_source: tuple[str, ...] = ()
@@ -82,6 +88,9 @@ class ServeConfig:
         check_number(self, "adapter_call_timeout", 0, low_open=True, unit="seconds")
         check_number(self, "flush_interval", 0, unit="seconds")
         self._check_sources()
+        for origin in self.allowed_origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ConfigError("allowed_origins", origin, "scheme://host[:port], or *")
         texts = ("host", "api_key_file", "admin_key_file", "adapter_store", "chat_template")
         for name, value in (
             *((name, getattr(self, name)) for name in texts),

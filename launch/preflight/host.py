@@ -59,6 +59,11 @@ def start_warnings(config: ServeConfig, *, torchrun: bool) -> tuple[str, ...]:
             f"listening on {config.host} without --api-key-file: anyone who reaches this port "
             f"can use every adapter"
         )
+    if config.api_key_file is None and "*" in config.allowed_origins:
+        warnings.append(
+            "--allowed-origins * without --api-key-file: any page that is open in a browser which "
+            "reaches this port can use every adapter"
+        )
     if config.admin_key_file is None and (config.adapter_root or config.adapter_source):
         warnings.append(
             "without --admin-key-file no adapter can come while serving: --adapter-root and "

@@ -114,6 +114,7 @@ class Lead:
             chat_template_file=config.chat_template,
             api_key_file=config.api_key_file,
             admin_key_file=config.admin_key_file,
+            allowed_origins=config.allowed_origins,
             max_body_bytes=config.max_body_bytes,
             adapter_store=config.adapter_store,
             adapter_sources=config.adapter_source,

@@ -40,6 +40,7 @@ def other_value(option: Option) -> Any:
         "adapter_memory_fraction": 0.25,
         "num_pages": 77,
         "adapter_source": ("s3://bucket/team", "hf://org"),
+        "allowed_origins": ("https://chat.example.org", "http://localhost:3000"),
     }
     if option.name in special:
         return special[option.name]
@@ -415,6 +416,15 @@ def test_the_engine_refuses_values_out_of_range_naming_the_field(change: dict[st
     with pytest.raises(ConfigError, match=f"^{field}=.* is not allowed: ") as caught:
         dataclasses.replace(BASE, **change)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["chat.example.org", "https://chat.example.org/", "https://a,https://b", "", "null", '["*"]'],
+)
+def test_an_origin_is_a_scheme_and_a_host(origin: str) -> None:
+    with pytest.raises(ConfigError, match=r"^allowed_origins=.* is not allowed: scheme://host"):
+        ServeConfig(engine=BASE, allowed_origins=("http://localhost:3000", "*", origin))
 
 
 def test_resolve_follows_the_device_and_keeps_what_was_asked_for() -> None:

@@ -86,6 +86,14 @@ def test_listening_wider_than_loopback_without_a_key_is_warned_of(
     assert all(host in text and "--api-key-file" in text for text in texts)
 
 
+def test_calls_from_any_page_without_a_key_are_warned_of() -> None:
+    config = ServeConfig(engine=EngineConfig(model="m"), allowed_origins=("*",))
+    (text,) = start_warnings(config, torchrun=True)
+    assert "--allowed-origins * without --api-key-file" in text
+    for safe in ({"api_key_file": "keys"}, {"allowed_origins": ("http://localhost:3000",)}):
+        assert start_warnings(dataclasses.replace(config, **safe), torchrun=True) == ()
+
+
 def test_sources_that_nobody_may_use_or_that_are_not_there_are_warned_of(tmp_path: Path) -> None:
     config = ServeConfig(engine=EngineConfig(model="m"), adapter_root=(str(tmp_path),))
     (text,) = start_warnings(config, torchrun=True)

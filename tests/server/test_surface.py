@@ -201,6 +201,37 @@ async def test_probes_need_no_key_and_everything_else_does(guarded: httpx.AsyncC
         error(await guarded.get(path), 401)
 
 
+ORIGIN = "https://chat.example.org"
+PREFLIGHT = {
+    "origin": ORIGIN,
+    "access-control-request-method": "POST",
+    "access-control-request-headers": "authorization,content-type",
+}
+ALLOW = "access-control-allow-origin"
+
+
+async def test_browsers_may_call_from_the_origins_that_are_named(
+    client: EngineClient, tokenizer: Tokenizer
+) -> None:
+    keys = ApiKeys(["key"])
+    for allowed, shown in (((ORIGIN, "http://b"), ORIGIN), (("*",), "*"), (("http://b",), None)):
+        config = ServerConfig(api_keys=keys, allowed_origins=allowed)
+        async with in_process(create_app(client, tokenizer, config)) as http:
+            asked = await http.options("/v1/completions", headers=PREFLIGHT)
+            assert (asked.status_code, asked.headers.get(ALLOW)) == (200 if shown else 400, shown)
+            for key, status in (("key", 200), ("wrong", 401)):
+                headers = {"origin": ORIGIN, "authorization": f"Bearer {key}"}
+                answer = await http.get("/v1/models", headers=headers)
+                assert (answer.status_code, answer.headers.get(ALLOW)) == (status, shown)
+                assert "access-control-allow-credentials" not in answer.headers
+
+
+async def test_browsers_may_call_from_no_origin_unless_told(guarded: httpx.AsyncClient) -> None:
+    error(await guarded.options("/v1/completions", headers=PREFLIGHT), 401)
+    answer = await guarded.get("/health", headers={"origin": ORIGIN})
+    assert answer.status_code == 200 and ALLOW not in answer.headers
+
+
 async def test_key_files_hold_one_key_a_line(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# team a\nalpha\n\n  beta  \n#gamma\n", "utf-8")
