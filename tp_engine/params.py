@@ -13,6 +13,8 @@ MAX_STOP_STRINGS = 16
 """Most stop strings per request."""
 MAX_STOP_LENGTH = 1024
 """Longest stop string, in characters."""
+MAX_STOP_TOKENS = 1024
+"""Most stop tokens per request: every token of its output is looked for among them."""
 MAX_LOGIT_BIAS = 1024
 """Most entries of a request's logit bias."""
 
@@ -91,6 +93,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         for text in self.stop:
             if not 1 <= len(text) <= MAX_STOP_LENGTH:
                 raise ParameterError("stop", text, f"strings of 1 to {MAX_STOP_LENGTH} characters")
+        if len(self.stop_token_ids) > MAX_STOP_TOKENS:
+            raise ParameterError(
+                "stop_token_ids", len(self.stop_token_ids), f"at most {MAX_STOP_TOKENS} entries"
+            )
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise ParameterError(
                 "logit_bias", len(self.logit_bias), f"at most {MAX_LOGIT_BIAS} entries"

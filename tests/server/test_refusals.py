@@ -55,6 +55,7 @@ BAD_VALUES: list[tuple[str, Any]] = [
     ("stop_token_ids", [10**9]),
     ("stop_token_ids", [-1]),
     ("stop_token_ids", ["x"]),
+    ("stop_token_ids", [5] * 1025),
     ("logit_bias", {"1000000000": 1}),
     ("logit_bias", {"x": 1}),
     ("logit_bias", {"5": 101}),
