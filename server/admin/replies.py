@@ -88,8 +88,9 @@ def page_limit(request: Request) -> int:
         InvalidRequest: another number than is allowed.
     """
     text = request.query_params.get("limit", "100")
-    if not text.isdecimal() or not 1 <= int(text) <= MAX_PAGE:
-        raise InvalidRequest(f"limit={text!r} must be from 1 to {MAX_PAGE}", param="limit")
+    # int() itself refuses more than some thousand digits.
+    if not (text.isdecimal() and len(text) <= 9 and 1 <= int(text) <= MAX_PAGE):
+        raise InvalidRequest(f"limit={text[:80]!r} must be from 1 to {MAX_PAGE}", param="limit")
     return int(text)
 
 

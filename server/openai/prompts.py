@@ -143,11 +143,14 @@ def _plain(message: ChatMessage, index: int) -> dict[str, Any]:
     content = message.content
     if not isinstance(content, str):
         for part in content:
-            if part.type != "text" or part.text is None:
+            if part.type != "text":
                 raise InvalidRequest(
                     f"{where}.content: part type {part.type!r} is not supported: only 'text'",
                     param="messages",
                 )
+            if part.text is None:
+                text = f"{where}.content: a part of type 'text' has no text"
+                raise InvalidRequest(text, param="messages")
         content = "\n".join(part.text or "" for part in content)
     # Templates know the older of the two names.
     role = "system" if message.role == "developer" else message.role

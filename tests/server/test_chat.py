@@ -172,6 +172,12 @@ async def test_malformed_messages_are_refused(api: Api, messages: object) -> Non
     assert error(await api.chat(messages=messages), 400)["param"] == "messages"
 
 
+async def test_a_text_part_that_has_no_text_is_refused_for_that(api: Api) -> None:
+    messages = [HELLO, {"role": "user", "content": [{"type": "text", "value": "x"}]}]
+    message = error(await api.chat(messages=messages), 400)["message"]
+    assert message == "messages[1].content: a part of type 'text' has no text"
+
+
 async def test_final_message_can_be_continued(
     api: Api, engine: FakeEngine, tokenizer: Tokenizer
 ) -> None:
