@@ -18,7 +18,6 @@ def token_output(
         logprobs=None if logprobs is None else [] if stopped else [logprobs],
         finish_reason=reason,
         stop_token=token if stopped else None,
-        prompt_tokens=request.prompt_len,
         cached_tokens=request.cached_tokens,
         completion_tokens=request.output_len,
     )

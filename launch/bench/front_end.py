@@ -164,7 +164,6 @@ class MadeUpEngine(threading.Thread):
             request_id=submit.request_id,
             tokens=[word(stream, step)],
             finish_reason="length" if step == self._tokens - 1 else None,
-            prompt_tokens=len(submit.prompt),
             completion_tokens=step + 1,
         )
 

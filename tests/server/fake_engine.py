@@ -160,7 +160,6 @@ class FakeEngine:
                     logprobs=self._logprobs(submit, part),
                     finish_reason=("stop" if stops else "length") if last else None,
                     stop_token=STOP_TOKEN if last and stops else None,
-                    prompt_tokens=len(submit.prompt),
                     cached_tokens=1,
                     completion_tokens=done + (last and stops),
                 )

@@ -77,7 +77,7 @@ def test_merging_keeps_tokens_logprobs_and_the_latest_counts() -> None:
     first = Output(request_id="a", tokens=[1], logprobs=[logprob(1)], completion_tokens=1)
     last = Output(
         request_id="a", tokens=[2], logprobs=[logprob(2)], completion_tokens=3,
-        finish_reason="stop", stop_token=9, prompt_tokens=4, cached_tokens=2,
+        finish_reason="stop", stop_token=9, cached_tokens=2,
     )  # fmt: skip
     merged = merge(first, last)
     assert merged.tokens == [1, 2] and merged.logprobs == [logprob(1), logprob(2)]

@@ -182,8 +182,6 @@ class Output(Message, frozen=True, kw_only=True):
     """``stop``, ``length`` or ``abort`` in the last message, else None."""
     stop_token: int | None = None
     """The end-of-sequence or stop token that ended it, when that is why."""
-    prompt_tokens: int = 0
-    """Length of the prompt."""
     cached_tokens: int = 0
     """Prompt tokens taken from the prefix cache."""
     completion_tokens: int = 0
