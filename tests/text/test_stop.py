@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,6 +54,20 @@ def test_an_earlier_longer_match_wins(stops: list[str]) -> None:
     assert run(stops, ["x", "ab", "c", "d"])[:2] == ("x", "abcd")
     assert run(stops, ["x", "ab", "c", "e"])[:2] == ("xa", "bc")
     assert run(stops, ["x", "ab", "c"])[:2] == ("xa", "bc")
+
+
+def test_of_two_at_one_place_the_shorter_is_the_reason_however_the_text_comes() -> None:
+    for stops in (["ab", "abc"], ["abc", "ab"]):
+        for pieces in (["x", "abc"], ["xa", "b", "c"]):
+            assert run(stops, pieces)[:2] == ("x", "ab")
+
+
+def test_text_that_one_stop_string_holds_is_not_searched_for_the_others() -> None:
+    others = ["a" + letter * 1000 for letter in "bcdefghijklmnop"]
+    matcher = StopMatcher([*others, "a" * 1000 + "q"])
+    begun = time.process_time()
+    assert sum(len(matcher.push("a")) for _ in range(4000)) == 3000
+    assert time.process_time() - begun < 2, "one search of each takes 10 s in all"
 
 
 @given(

@@ -1,7 +1,8 @@
 """Stop strings in a stream of text.
 
 Semantics: the output is cut at the leftmost place where any stop string begins in the whole
-text. How the text is split into pieces makes no difference.
+text; of several that begin there, the shortest is the reason. How the text is split into pieces
+makes no difference.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ class StopMatcher:
     """Passes text on, short of what is or may yet become a stop string."""
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stops)
+        self._stops = list(stops)
         self._held = ""
         self.matched: str | None = None
         """The stop string that ended the text."""
@@ -45,16 +46,20 @@ class StopMatcher:
 
     def _leftmost(self, text: str) -> tuple[int, str | None]:
         found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
-        return min(found, default=(len(text), None), key=lambda match: match[0])
+        return min(found, default=(len(text), None), key=lambda match: (match[0], len(match[1])))
 
     def _partial(self, text: str) -> int:
         """Start of the longest tail of ``text`` that begins a stop string and is shorter."""
-        first = len(text)
+        first, holder = len(text), None
         for stop in self._stops:
             at = text.find(stop[0], max(0, len(text) - len(stop) + 1), first)
             while at >= 0:
                 if stop.startswith(text[at:]):
-                    first = at
+                    first, holder = at, stop
                     break
                 at = text.find(stop[0], at + 1, first)
+        if holder is not None:
+            # First the next time: what it goes on holding need not be searched for all the others.
+            self._stops.remove(holder)
+            self._stops.insert(0, holder)
         return first
