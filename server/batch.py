@@ -7,6 +7,7 @@ into it. A slow reader therefore delays nobody, and holds at most its own output
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
@@ -48,6 +49,8 @@ class Batch:
         self._arrived = asyncio.Event()
         self.revision: str | None = None
         """What answers, once the engine has said so: the same for the whole group."""
+        self.first = self.last = 0.0
+        """When the first output came, and the latest one, by ``time.perf_counter``."""
 
     def deliver(self, message: Admitted | Output | Failed) -> None:
         """Take a message from the engine for one of the requests; never waits."""
@@ -60,6 +63,8 @@ class Batch:
             unread = self._unread.get(message.request_id)
             merged = message if unread is None else merge(unread, message)
             self._unread[message.request_id] = merged
+            self.last = time.perf_counter()
+            self.first = self.first or self.last
         if isinstance(message, Failed) or message.finish_reason is not None:
             self._end(message.request_id, None)
         self._arrived.set()

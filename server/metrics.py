@@ -56,19 +56,19 @@ class HttpMetrics:
             "request_latency_seconds", "From request to last token.", _WHOLE_BUCKETS
         )
 
-    def observe(self, *, started: float, first: float, tokens: int) -> None:
-        """Count a request that has just ended well.
+    def observe(self, *, started: float, first: float, last: float, tokens: int) -> None:
+        """Count a request that has ended well.
 
         Args:
             started: when it was submitted, by ``time.perf_counter``.
-            first: when its first token came.
+            first: when its first token came from the engine, however late the client reads it.
+            last: when its last one did.
             tokens: of its longest output.
         """
-        now = time.perf_counter()
         self._first.observe(first - started)
-        self._whole.observe(now - started)
+        self._whole.observe(last - started)
         if tokens > 1:
-            self._token.observe((now - first) / (tokens - 1))
+            self._token.observe((last - first) / (tokens - 1))
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"tp_engine:{name}", text, buckets=buckets, registry=self.registry)

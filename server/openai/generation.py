@@ -100,15 +100,14 @@ class Generation:
 
     async def deltas(self) -> AsyncIterator[Delta]:
         """The outputs as they come; raises `ApiError` when one is lost."""
-        first: float | None = None
         async for index, output in self._batch:
-            first = first or time.perf_counter()
             delta = self._advance(index, output)
             if delta.text or delta.pieces or delta.finish_reason:
                 yield delta
         self._metrics.observe(
             started=self._started,
-            first=first or time.perf_counter(),
+            first=self._batch.first,
+            last=self._batch.last,
             tokens=max(self._completion_tokens),
         )
 

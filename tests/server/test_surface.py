@@ -14,10 +14,13 @@ from prometheus_client.parser import text_string_to_metric_families
 import server
 from server import EngineClient, ServerConfig, create_app
 from server.auth import ApiKeys
+from server.metrics import HttpMetrics
+from server.openai.generation import Generation, Job
 from tests.server.conftest import Api, in_process
 from tests.server.fake_engine import FakeEngine
 from tests.server.sse import error
 from tp_engine.messages import Draining, Phase, Stats
+from tp_engine.params import SamplingParams
 from tp_engine.text import Tokenizer
 
 pytestmark = pytest.mark.anyio
@@ -152,6 +155,24 @@ async def test_requests_are_timed_and_counted_by_route(api: Api) -> None:
     assert counts["/v1/completions"] == 2
     assert counts["other"] == 1
     assert not any("no/such" in route for route in counts)
+
+
+async def test_a_client_that_reads_late_is_not_a_slow_answer(
+    client: EngineClient, tokenizer: Tokenizer
+) -> None:
+    job = Job(
+        id="a", model="base", prompts=[[5]], n=1, params=SamplingParams(max_tokens=4), salt="",
+        wait_for_adapter=True, skip_special_tokens=True, continues=True,
+    )  # fmt: skip
+    metrics = HttpMetrics(client)
+    generation = Generation(job, client, tokenizer, metrics)
+    while client.open_requests:
+        await asyncio.sleep(0.005)
+    await asyncio.sleep(1)
+    assert [delta async for delta in generation.deltas()]
+    for name in ("time_to_first_token", "time_per_output_token", "request_latency"):
+        seconds = metrics.registry.get_sample_value(f"tp_engine:{name}_seconds_sum")
+        assert seconds is not None and 0 <= seconds < 1, name
 
 
 async def test_applications_share_no_metrics(client: EngineClient, tokenizer: Tokenizer) -> None:
