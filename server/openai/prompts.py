@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final
 
 from server.errors import InvalidRequest
 from server.openai.fields import ChatFields, ChatMessage, CompletionFields
@@ -13,6 +15,11 @@ from tp_engine.text import ChatTemplateError, Tokenizer
 
 MAX_PROMPTS = 1024
 """Most prompts a request."""
+
+LONG_TEXT: Final = 1 << 16
+"""Characters of a text that takes long to tokenise."""
+_long_texts: Final = ThreadPoolExecutor(2, "long-text")
+"""So that however many of them come, short ones find a thread."""
 
 Prompt = str | list[int]
 
@@ -53,7 +60,8 @@ async def completion_ids(
     result = []
     for prompt in split_prompts(fields.prompt):
         if isinstance(prompt, str):
-            ids = await asyncio.to_thread(tokenizer.encode, prompt, add_special_tokens=special)
+            work = partial(tokenizer.encode, prompt, add_special_tokens=special)
+            ids = await _in_thread(work, len(prompt))
         else:
             ids = prompt
         _check_ids(ids, ready.vocab_size, "prompt")
@@ -77,15 +85,16 @@ async def chat_ids(fields: ChatFields, tokenizer: Tokenizer, ready: Ready) -> li
             "continue_final_message excludes add_generation_prompt",
             param="continue_final_message",
         )
+    work = partial(
+        tokenizer.encode_chat,
+        messages,
+        add_generation_prompt=not carry_on if prompted is None else prompted,
+        continue_final_message=carry_on,
+        add_special_tokens=fields.add_special_tokens or False,
+        template_arguments=fields.chat_template_kwargs,
+    )
     try:
-        ids = await asyncio.to_thread(
-            tokenizer.encode_chat,
-            messages,
-            add_generation_prompt=not carry_on if prompted is None else prompted,
-            continue_final_message=carry_on,
-            add_special_tokens=fields.add_special_tokens or False,
-            template_arguments=fields.chat_template_kwargs,
-        )
+        ids = await _in_thread(work, sum(len(message["content"]) for message in messages))
     except ChatTemplateError as error:
         raise InvalidRequest(str(error), param="messages", code="chat_template") from error
     _check_ids(ids, ready.vocab_size, "messages")
@@ -122,6 +131,12 @@ def output_limit(
             code="context_length_exceeded",
         )
     return wanted or min(room, default or room)
+
+
+async def _in_thread(work: Callable[[], list[int]], characters: int) -> list[int]:
+    """Do ``work`` on so much text; if the caller is cancelled before it begins, it never does."""
+    threads = _long_texts if characters > LONG_TEXT else None
+    return await asyncio.get_running_loop().run_in_executor(threads, work)
 
 
 def _check_ids(ids: list[int], vocab_size: int, param: str) -> None:

@@ -48,7 +48,8 @@ async def completions(request: Request) -> Response:
     ready = services.client.require_serving()
     fields = await read_fields(request, _completion_decoder)
     options = _stream_options(fields)
-    job = await completion_job(fields, services.tokenizer, ready)
+    making = completion_job(fields, services.tokenizer, ready)
+    job = await while_connected(request.receive, making)
     layout = CompletionFormat(fields, job, services.tokenizer)
     return await _respond(request, job, layout, options)
 
@@ -60,7 +61,7 @@ async def chat_completions(request: Request) -> Response:
     ready = services.client.require_serving()
     fields = await read_fields(request, _chat_decoder)
     options = _stream_options(fields)
-    job = await chat_job(fields, services.tokenizer, ready)
+    job = await while_connected(request.receive, chat_job(fields, services.tokenizer, ready))
     layout = ChatFormat(job, services.tokenizer)
     return await _respond(request, job, layout, options)
 

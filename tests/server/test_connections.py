@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
 
 import httpx
 import openai
 import pytest
 
 from server import EngineClient
+from server.openai.prompts import LONG_TEXT
 from tests.server.fake_engine import VOCAB, FakeEngine
 from tp_engine.text import Tokenizer
 
@@ -152,6 +155,75 @@ async def test_health_answers_while_long_text_is_tokenised(port: int) -> None:
             async with asyncio.timeout(1):
                 assert (await http.get("/health")).status_code == 200
         assert (await upload).json()["error"]["code"] == "context_length_exceeded"
+
+
+@dataclass
+class SlowTokenizer:
+    """Long texts take until they are let go."""
+
+    begun: list[int] = field(default_factory=list)
+    go: threading.Event = field(default_factory=threading.Event)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowTokenizer]:
+    slow = SlowTokenizer()
+    encode = Tokenizer.encode
+
+    def wait_and_encode(tokenizer: Tokenizer, text: str, **options: bool) -> list[int]:
+        if len(text) > LONG_TEXT:
+            slow.begun.append(len(text))
+            assert slow.go.wait(20)
+        return encode(tokenizer, text, **options)
+
+    monkeypatch.setattr(Tokenizer, "encode", wait_and_encode)
+    yield slow
+    slow.go.set()
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_many_long_texts_hold_up_no_short_one(
+    port: int, slow: SlowTokenizer, path: str
+) -> None:
+    def body(text: str) -> dict[str, object]:
+        messages = [{"role": "user", "content": text}]
+        return {"model": "base", "prompt": text, "messages": messages, "max_tokens": 1}
+
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(
+        base_url=f"http://127.0.0.1:{port}", timeout=20, limits=limits
+    ) as http:
+        long = [
+            asyncio.create_task(http.post(path, json=body("a" * (LONG_TEXT + 1))))
+            for _ in range(40)
+        ]
+        async with asyncio.timeout(10):
+            while not slow.begun:
+                await asyncio.sleep(0.01)
+            assert (await http.post(path, json=body("a"))).status_code == 200
+        slow.go.set()
+        codes = {answer.json()["error"]["code"] for answer in await asyncio.gather(*long)}
+    assert codes == {"context_length_exceeded"}
+
+
+async def test_a_text_whose_client_has_left_is_not_tokenised(
+    port: int, slow: SlowTokenizer
+) -> None:
+    data = request(prompt="a" * (LONG_TEXT + 1))
+    stayed = [await connect(port, data) for _ in range(2)]
+    async with asyncio.timeout(5):
+        while len(slow.begun) < 2:
+            await asyncio.sleep(0.01)
+    _, writer = await connect(port, data)
+    await asyncio.sleep(0.2)
+    await leave(writer)
+    await asyncio.sleep(0.2)
+    slow.go.set()
+    for reader, writer in stayed:
+        assert b"400" in await reader.readline()
+        await leave(writer)
+    await asyncio.sleep(0.2)
+    assert len(slow.begun) == 2
 
 
 async def test_malformed_http_does_not_end_the_server(port: int) -> None:
