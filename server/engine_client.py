@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import logging
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import msgspec
 import zmq
@@ -41,6 +42,11 @@ from tp_engine.messages import (
 
 logger = logging.getLogger(__name__)
 
+MAX_GROUP_TOKENS: Final = 2**22
+"""Most prompt tokens that a group of requests may bring, a shared prompt counted for each: the
+engine takes a group in one turn, while all others wait."""
+MAX_OPEN_TOKENS: Final = 2**26
+"""Most prompt tokens of all open requests: a few GB of the engine's memory."""
 _BURST = 32
 """Steps' messages handled in a row at most."""
 
@@ -70,7 +76,9 @@ class EngineClient:
         self._endpoints = (to_engine, to_front_end)
         self._max_open = max_open
         self._call_timeout = call_timeout
-        self._batches: dict[str, Batch] = {}
+        self._open: dict[str, tuple[Batch, int]] = {}
+        """By request id, with the tokens of the prompt."""
+        self._open_tokens = 0
         self._calls: dict[str, asyncio.Future[AdapterAnswer]] = {}
         self.phase = "starting"
         """What the engine is doing until it is ready."""
@@ -107,33 +115,42 @@ class EngineClient:
     @property
     def open_requests(self) -> int:
         """Engine requests that have not ended."""
-        return len(self._batches)
+        return len(self._open)
 
     def submit(self, submits: Sequence[Submit]) -> Batch:
         """Start a group of engine requests, all or none.
 
         Raises:
             EngineDead: the engine is lost.
-            Unavailable: it has not started, is draining, or too many requests are open.
+            Unavailable: it has not started, is draining, or too much is open.
             InvalidRequest: the group alone is more than may be open.
         """
-        self.check_room(len(submits))
+        tokens = sum(len(submit.prompt) for submit in submits)
+        self.check_room(len(submits), tokens)
         batch = Batch([submit.request_id for submit in submits], self._closed)
         for submit in submits:
-            assert submit.request_id not in self._batches, submit.request_id
-            self._batches[submit.request_id] = batch
+            assert submit.request_id not in self._open, submit.request_id
+            self._open[submit.request_id] = batch, len(submit.prompt)
+        self._open_tokens += tokens
         self._send(*submits)
         return batch
 
-    def check_room(self, count: int) -> None:
-        """Raise as `submit` does of so many requests."""
+    def check_room(self, count: int, tokens: int) -> None:
+        """Raise as `submit` does of so many requests with so many prompt tokens in all."""
         self.require_serving()
         if count > self._max_open:
             raise InvalidRequest(
                 f"the request asks for {count} outputs: at most {self._max_open}", param="n"
             )
-        if len(self._batches) + count > self._max_open:
+        if tokens > MAX_GROUP_TOKENS:
+            raise InvalidRequest(
+                f"the prompts of {count} outputs have {tokens} tokens: at most {MAX_GROUP_TOKENS}",
+                param="n",
+            )
+        if len(self._open) + count > self._max_open:
             raise Unavailable(f"too many open requests: the limit is {self._max_open}")
+        if self._open_tokens + tokens > MAX_OPEN_TOKENS:
+            raise Unavailable(f"too many open prompt tokens: the limit is {MAX_OPEN_TOKENS}")
 
     async def call(self, message: AdapterCall, *, patient: bool = False) -> AdapterAnswer:
         """Have something done about adapters, and wait for what becomes of it.
@@ -180,7 +197,7 @@ class EngineClient:
             return
         logger.error("engine lost: %s", reason)
         self.dead = reason
-        for request_id, batch in list(self._batches.items()):
+        for request_id, (batch, _) in list(self._open.items()):
             batch.deliver(Failed(request_id=request_id, code="engine_dead", message=reason))
         for reply in self._calls.values():
             if not reply.done():
@@ -202,7 +219,8 @@ class EngineClient:
             self._push.send(encode_all(messages), zmq.NOBLOCK)
 
     def _closed(self, request_id: str, finished: bool | None) -> None:
-        del self._batches[request_id]
+        _, tokens = self._open.pop(request_id)
+        self._open_tokens -= tokens
         if finished is not None:
             self._send(Abort(request_id=request_id, finished=finished))
         self._changed.set()
@@ -225,8 +243,8 @@ class EngineClient:
             return
         if isinstance(message, (Admitted, Output, Failed)):
             # Outputs of aborted requests may still be under way: they are dropped.
-            if (batch := self._batches.get(message.request_id)) is not None:
-                batch.deliver(message)
+            if (found := self._open.get(message.request_id)) is not None:
+                found[0].deliver(message)
             return
         if isinstance(message, AdapterAnswer):
             if (reply := self._calls.get(message.call_id)) is not None and not reply.done():

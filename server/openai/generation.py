@@ -74,9 +74,10 @@ class Generation:
     def __init__(
         self, job: Job, client: EngineClient, tokenizer: Tokenizer, metrics: HttpMetrics
     ) -> None:
-        client.check_room(len(job.prompts) * job.n)  # before anything is made for each of them
         self.job = job
         self._prompt_tokens = sum(len(ids) for ids in job.prompts)
+        # Before anything is made for each of them.
+        client.check_room(len(job.prompts) * job.n, self._prompt_tokens * job.n)
         submits = job.submits()
         self._texts = [
             OutputText(

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from server import EngineClient
+from server import EngineClient, engine_client
 from server.batch import Batch, merge
 from server.errors import EngineDead, InvalidRequest, NoAnswer, Unavailable
 from tests.server.fake_engine import FakeEngine
@@ -124,6 +124,27 @@ async def test_the_number_of_open_requests_is_bounded(engine: FakeEngine) -> Non
             client.submit([submit("b"), submit("c"), submit("d")])
         with client.submit([submit("b"), submit("c")]):
             assert client.open_requests == 2
+
+
+async def test_the_prompt_tokens_of_open_requests_are_bounded(
+    client: EngineClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_client, "MAX_GROUP_TOKENS", 6)
+    monkeypatch.setattr(engine_client, "MAX_OPEN_TOKENS", 8)
+    engine.gate.clear()
+    with pytest.raises(InvalidRequest, match="4 outputs have 8 tokens: at most 6") as caught:
+        client.submit([submit(name) for name in "abcd"])
+    assert caught.value.param == "n"
+    with client.submit([submit(name) for name in "abc"]):
+        with client.submit([submit("d")]), pytest.raises(Unavailable, match="limit is 8"):
+            client.submit([submit("e")])
+        engine.gate.set()
+        async with asyncio.timeout(5):
+            while client.open_requests:
+                await asyncio.sleep(0.005)
+    engine.gate.clear()
+    with client.submit([submit(name) for name in "fgh"]), client.submit([submit("i")]):
+        assert client.open_requests == 4
 
 
 @pytest.mark.parametrize("by_message", [False, True])

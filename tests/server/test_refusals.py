@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
+from server import engine_client
 from server.errors import failure
 from server.openai.generation import Job
 from tests.server.conftest import Api
@@ -206,6 +207,15 @@ async def test_more_outputs_than_may_be_open_are_refused_before_they_are_made(
     monkeypatch.setattr(Job, "submits", made)
     found = error(await api.complete(prompt=[[5]] * 1024, n=128), 400)
     assert found["param"] == "n" and "at most 4096" in found["message"]
+
+
+async def test_a_prompt_of_many_outputs_counts_for_each(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_client, "MAX_GROUP_TOKENS", 1000)
+    found = error(await api.complete(prompt=[[5] * 300, [6] * 34], n=3), 400)
+    assert found["param"] == "n" and "6 outputs have 1002 tokens: at most 1000" in found["message"]
+    assert (await api.complete(prompt=[[5] * 300, [6] * 33], n=3)).status_code == 200
 
 
 async def test_full_queue_is_a_503_worth_a_retry(api: Api) -> None:
