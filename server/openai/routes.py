@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -83,8 +85,9 @@ async def _respond(
     try:
         if options is None:
             outputs = await while_connected(request.receive, _collect(generation))
-            answer = layout.whole(outputs, generation.usage, revision=generation.revision)
-            return _json(answer)
+            answer = partial(_whole, generation, layout, outputs)
+            # Long reports would hold up the event loop.
+            return answer() if job.params.logprobs is None else await asyncio.to_thread(answer)
         parts = events(generation, layout, options)
         first = await while_connected(request.receive, _next(parts))
     except BaseException:
@@ -102,6 +105,10 @@ async def _collect(generation: Generation) -> Sequence[Delta]:
     async for delta in generation.deltas():
         parts.setdefault(delta.index, []).append(delta)
     return [_join(parts[index]) for index in sorted(parts)]
+
+
+def _whole(generation: Generation, layout: Format, outputs: Sequence[Delta]) -> Response:
+    return _json(layout.whole(outputs, generation.usage, revision=generation.revision))
 
 
 def _join(deltas: Sequence[Delta]) -> Delta:

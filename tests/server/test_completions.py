@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import pytest
 
+from server.openai import completions
+from server.openai.logprobs import completion_logprobs
+from server.openai.shapes import CompletionLogprobs
 from tests.server.conftest import Api
 from tests.server.fake_engine import CONTEXT, REVISIONS, STOP_TOKEN, VOCAB, FakeEngine
 from tests.server.sse import error, events, texts
@@ -232,6 +238,21 @@ async def test_logprobs_have_the_completions_shape(
     whole = [(token, offset) for token, offset in places if "bytes:" not in token]
     assert len(whole) > 2 and all(text[o:].startswith(t) for t, o in whole)
     assert "bytes:\\xc3" in found["tokens"]
+
+
+async def test_reports_are_laid_out_beside_the_event_loop(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+
+    def logprobs(*arguments: Any) -> CompletionLogprobs:
+        threads.append(threading.current_thread())
+        return completion_logprobs(*arguments)
+
+    monkeypatch.setattr(completions, "completion_logprobs", logprobs)
+    answer = await api.complete(prompt="a", max_tokens=2, n=2, logprobs=1)
+    assert [len(choice["logprobs"]["tokens"]) for choice in answer.json()["choices"]] == [2, 2]
+    assert len(threads) == 2 and threading.main_thread() not in threads
 
 
 async def test_zero_logprobs_report_the_sampled_token_only(api: Api) -> None:
