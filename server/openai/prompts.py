@@ -96,7 +96,7 @@ async def chat_ids(fields: ChatFields, tokenizer: Tokenizer, ready: Ready) -> li
     try:
         ids = await _in_thread(work, sum(len(message["content"]) for message in messages))
     except ChatTemplateError as error:
-        raise InvalidRequest(str(error), param="messages", code="chat_template") from error
+        raise InvalidRequest(str(error), param=error.param, code="chat_template") from error
     _check_ids(ids, ready.vocab_size, "messages")
     return ids
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerBase
 
 from server import EngineClient, ServerConfig, create_app
 from tests.server.conftest import Api, in_process
@@ -190,5 +192,9 @@ async def test_final_message_can_be_continued(
 
 async def test_template_arguments_cannot_set_library_options(api: Api) -> None:
     assert (await api.chat(chat_template_kwargs={"thinking": True})).status_code == 200
-    found = error(await api.chat(chat_template_kwargs={"tokenize": True}), 400)
-    assert "tokenize" in found["message"]
+    options = list(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)[1:-1]
+    assert {"conversation", "tokenize", "chat_template"} < set(options)
+    for name in [*options, "messages"]:
+        found = error(await api.chat(chat_template_kwargs={name: True}), 400)
+        assert found["message"] == f"chat_template_kwargs may not set {name}"
+        assert found["param"] == "chat_template_kwargs"

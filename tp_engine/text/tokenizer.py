@@ -6,31 +6,12 @@ hides it (see ``server.main``) loads a tokenizer in about one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tp_engine.text.token_bytes import token_bytes
-
-_TEMPLATE_ARGUMENTS = frozenset(
-    {
-        "add_generation_prompt",
-        "chat_template",
-        "continue_final_message",
-        "conversation",
-        "documents",
-        "messages",
-        "max_length",
-        "padding",
-        "return_assistant_tokens_mask",
-        "return_dict",
-        "return_tensors",
-        "tokenize",
-        "tokenizer_kwargs",
-        "tools",
-        "truncation",
-    }
-)
 
 
 class TokenizerError(ValueError):
@@ -38,7 +19,14 @@ class TokenizerError(ValueError):
 
 
 class ChatTemplateError(ValueError):
-    """There is no chat template, or it refuses the messages; carries the template's message."""
+    """There is no chat template, or it refuses the messages; carries the template's message.
+
+    ``param`` is the request field at fault.
+    """
+
+    def __init__(self, message: str, param: str = "messages") -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class Tokenizer:
@@ -56,6 +44,7 @@ class Tokenizer:
         added = inner.added_tokens_decoder.items()
         self._added = {token: entry.content for token, entry in added}
         self.special_ids = frozenset(token for token, entry in added if entry.special)
+        self._library_options = _parameters(inner.apply_chat_template) | {"messages"}
 
     @classmethod
     def load(cls, directory: Path, *, chat_template: str | None = None) -> Tokenizer:
@@ -130,8 +119,9 @@ class Tokenizer:
         if not self.has_chat_template:
             raise ChatTemplateError("this model has no chat template; use /v1/completions")
         extra = dict(template_arguments or {})
-        if reserved := sorted(_TEMPLATE_ARGUMENTS & extra.keys()):
-            raise ChatTemplateError(f"chat_template_kwargs may not set {', '.join(reserved)}")
+        if reserved := sorted(self._library_options & extra.keys()):
+            text = f"chat_template_kwargs may not set {', '.join(reserved)}"
+            raise ChatTemplateError(text, param="chat_template_kwargs")
         try:
             text = self._inner.apply_chat_template(
                 [dict(message) for message in messages],
@@ -150,3 +140,9 @@ class Tokenizer:
             return str(added).encode()
         entry = self._backend.id_to_token(token)
         return b"" if entry is None else token_bytes(entry, byte_level=self._byte_level)
+
+
+def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+    """Names of its parameters, without those that it takes for whatever else it is given."""
+    parameters = inspect.signature(function).parameters.values()
+    return frozenset(each.name for each in parameters if each.kind is not each.VAR_KEYWORD)
