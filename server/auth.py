@@ -39,7 +39,7 @@ class ApiKeys:
             ValueError: the file cannot be read or holds no key.
         """
         try:
-            lines = [line.strip() for line in path.read_text("utf-8").splitlines()]
+            lines = [line.strip() for line in path.read_text("utf-8-sig").splitlines()]
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"{option}={str(path)!r} cannot be read: {error}") from error
         keys = [line for line in lines if line and not line.startswith("#")]

@@ -258,6 +258,8 @@ async def test_key_files_hold_one_key_a_line(tmp_path: Path) -> None:
     file.write_text("# team a\nalpha\n\n  beta  \n#gamma\n", "utf-8")
     keys = ApiKeys.from_file(file)
     assert keys.accepts(b"alpha") and keys.accepts(b"beta")
+    file.write_text("alpha\n", "utf-8-sig")
+    assert ApiKeys.from_file(file).accepts(b"alpha"), "some editors begin a file with a mark"
     assert not any(keys.accepts(key) for key in (b"", b"gamma", b"#gamma", b"# team a"))
 
 
