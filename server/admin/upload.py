@@ -43,7 +43,7 @@ async def upload(request: Request, name: str) -> Response:
     try:
         operation = loads.begin_uploaded(name, claim, in_place=in_place)
     except BaseException:
-        claim.release(keep=False)
+        await _drop(claim)
         raise
     return accepted(operation)
 
@@ -65,9 +65,14 @@ async def receive(request: Request) -> Claim:
         try:
             await _receive(request, claim.path)
         except BaseException:
-            claim.release(keep=False)
+            await _drop(claim)
             raise
     return claim
+
+
+async def _drop(claim: Claim) -> None:
+    """Delete what was received, in a thread: a long file takes long."""
+    await in_thread(partial(claim.release, keep=False))
 
 
 async def _receive(request: Request, directory: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tests.server.fake_engine import FakeEngine
 from tests.server.test_operations import claims, until
 from tests.sources.web import CONFIG, WEIGHTS, adapter_bytes
 from tp_engine.messages import AdapterAnswer, AdapterCall, AdapterReply, LoadAdapter
+from tp_engine.sources import Claim
 
 pytestmark = pytest.mark.anyio
 BOTH = adapter_bytes()
@@ -149,6 +151,22 @@ async def test_a_config_has_a_limit_of_its_own(
     monkeypatch.setattr(parts_of_bodies, "MAX_CONFIG_BYTES", 1000)
     answer = await post(operator, files=parts(BOTH | {CONFIG: b" " * 1001}))
     assert code(answer) == (413, "request_too_large") and CONFIG in answer.text
+
+
+async def test_what_is_refused_is_deleted_beside_the_event_loop(
+    operator: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    threads = []
+    release = Claim.release
+
+    def recorded(claim: Claim, *, keep: bool) -> None:
+        threads.append(threading.current_thread())
+        release(claim, keep=keep)
+
+    monkeypatch.setattr(Claim, "release", recorded)
+    assert (await post(operator, files=parts({CONFIG: b"{}"}))).status_code == 400
+    assert len(threads) == 1 and threading.main_thread() not in threads
+    assert claims(tmp_path) == []
 
 
 async def test_a_client_that_leaves_leaves_nothing(
