@@ -24,7 +24,8 @@ async def read_body(request: Request, decode: Callable[[bytes], T]) -> T:
         InvalidRequest: the body is not UTF-8 JSON (NaN, infinities and lone surrogates are not),
             not an object, or a field is missing or mistyped.
     """
-    body = await request.body()
+    # Not `Request.body`, which would keep it for as long as the answer takes.
+    body = b"".join([part async for part in request.stream()])
     try:
         return decode(body)
     except msgspec.ValidationError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import tracemalloc
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 
@@ -88,6 +89,24 @@ async def test_leaving_in_the_middle_of_a_body_starts_nothing(
     await leave(writer)
     await asyncio.sleep(0.05)
     assert engine.submits == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_body_is_not_kept_until_its_answer_is_whole(
+    engine: FakeEngine, port: int, stream: bool
+) -> None:
+    engine.gate.clear()
+    body = request(stream=stream, ignored="x" * 900_000)
+    tracemalloc.start()
+    try:
+        opened = [await connect(port, body) for _ in range(8)]
+        await submitted(engine, 8)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 4 * len(body)
+    for _, writer in opened:
+        await leave(writer)
 
 
 async def test_a_reader_that_stalls_holds_up_nobody(
