@@ -45,7 +45,6 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     add_special_tokens: bool | None = None
     cache_salt: str | None = None
     wait_for_adapter: bool | None = None
-    user: str | None = None
 
 
 class CompletionFields(SamplingFields, frozen=True, kw_only=True):
