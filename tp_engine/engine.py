@@ -6,7 +6,7 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from tp_engine.adapters import AdapterImage
 from tp_engine.admission import (
@@ -19,8 +19,7 @@ from tp_engine.admission import (
 )
 from tp_engine.books import Books
 from tp_engine.fetching import Fetch
-from tp_engine.memory import AdapterFootprint, PageLayout
-from tp_engine.memory import root_key as prefix_root
+from tp_engine.memory import AdapterFootprint, PageLayout, root_key
 from tp_engine.messages import Failed, Output, Stats, Submit, TokenLogprobs
 from tp_engine.outputs import not_finite, not_readable, token_output
 from tp_engine.plan import PlanKind, StepPlan
@@ -81,14 +80,13 @@ class Engine:
         self._planner = Planner(self.pool, limits.eos_ids)
         self._requests: dict[str, Request] = {}
         self._numbers = itertools.count()
-        self._failures: list[Failed] = []
+        self._unread: list[tuple[Request, Exception]] = []
+        """Requests whose adapter cannot be read; they are open until `step` has said so."""
         self._seeds = seed_source(seed)
         self._sent = 0.0
         """When the last plan was."""
-        self.counters: dict[str, float] = dict.fromkeys(
-            ("steps", "prompt_tokens", "generation_tokens", "requests", "finished", "aborted"), 0.0
-        )
-        self.counters |= {"failed": 0.0, "steps_with_4_revisions": 0.0}
+        names = "steps prompt_tokens generation_tokens requests finished aborted failed"
+        self.counters = dict.fromkeys([*names.split(), "steps_with_4_revisions"], 0.0)
 
     @property
     def requests(self) -> Mapping[str, Request]:
@@ -148,7 +146,7 @@ class Engine:
             seed=params.seed if params.seed is not None else next(self._seeds),
             limit=token_limit(message, limits, self.layout, adapter_pages),
             model=message.model,
-            root=prefix_root(limits.base_digest, digest, message.salt, limits.kv_dtype),
+            root=root_key(limits.base_digest, digest, message.salt, limits.kv_dtype),
             adapter=adapter,
             tokens=list(message.prompt),
         )
@@ -168,9 +166,8 @@ class Engine:
     def step(self) -> list[Output | Failed]:
         """Begin a step if there is work, and hand out the tokens of one that has ended."""
         self.tiers.turn()
+        outputs: list[Output | Failed] = [*self._end_unread()]
         begun = self._begin()
-        outputs: list[Output | Failed] = [*self._failures]
-        self._failures.clear()
         if self._under_way and (not begun or len(self._under_way) >= self._depth):
             outputs += self._complete(*self._under_way.popleft())
         elif not begun and self.tiers.busy:
@@ -230,18 +227,21 @@ class Engine:
     def _begin_wait(self, message: Submit, adapter: AdapterFootprint) -> None:
         """See that a request may wait for its adapter, if it has to."""
         if not self.tiers.is_at_hand(adapter.handle):
-            if not message.wait_for_adapter:
+            if not (message.wait_for_adapter and self.limits.adapter_queue):
                 self.tiers.prefetch(adapter)
             check_wait(message, self.scheduler.num_parked, self.limits)
 
     def _not_fetched(self, adapter: AdapterFootprint, error: Exception) -> None:
-        """End the requests that wait for an adapter which cannot be read."""
-        log.error(
-            "adapter %s, revision %s, cannot be read: %s", adapter.name, adapter.digest, error
-        )
-        for request in self.scheduler.unpark(adapter.handle):
-            self._end(request, "failed")
-            self._failures.append(not_readable(request, error))
+        """Note whom to end because an adapter cannot be read."""
+        log.error("revision %s of %s cannot be read: %s", adapter.digest, adapter.name, error)
+        self._unread += [(request, error) for request in self.scheduler.unpark(adapter.handle)]
+
+    def _end_unread(self) -> Iterator[Failed]:
+        for request, error in self._unread:
+            if not request.ended:  # by the one who asked, meanwhile
+                self._end(request, "failed")
+                yield not_readable(request, error)
+        self._unread.clear()
 
     def _beat(self) -> None:
         """Let the other ranks hear that rank 0 lives, if they have not for a while."""
