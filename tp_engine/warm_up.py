@@ -32,15 +32,26 @@ def warm_up(engine: Engine, *, gpu: bool, max_rank: int = 0) -> None:
     """
     engine.capture(max_rank)
     before, scheduled = dict(engine.counters), replace(engine.scheduler.counters)
+    adapters = [digest for digest in list(engine.adapters)[:1] if _brought(engine, digest)]
     for count in (*GPU_ROWS, engine.limits.max_num_batched_tokens) if gpu else (1,):
         _run(engine, {"": count})
-        for digest in list(engine.adapters)[:1]:
+        for digest in adapters:
             _run(engine, {digest: count})
             if count > 1:  # segments of unequal lengths are looked up, a single one is not
                 _run(engine, {"": -(-count // 4), digest: count - -(-count // 4)})
     engine.prefix.clear()
     engine.counters.update(before)
     engine.scheduler.counters = scheduled
+
+
+def _brought(engine: Engine, digest: str) -> bool:
+    """Whether the hosts have an adapter, which is read if need be: its requests could be more than
+    may wait for it."""
+    adapter = engine.adapters[digest]
+    engine.tiers.prefetch(adapter)
+    while engine.tiers.busy:
+        engine.step()
+    return engine.tiers.is_at_hand(adapter.handle)
 
 
 def _run(engine: Engine, rows: Mapping[str, int]) -> None:
@@ -54,10 +65,10 @@ def _run(engine: Engine, rows: Mapping[str, int]) -> None:
 
 def _prompts(engine: Engine, rows: int, digest: str) -> Iterator[Submit]:
     """Requests of so many prompt tokens in all, the first one drawn, the others greedy."""
-    longest = max(1, engine.context - OUTPUT_TOKENS)
-    for number, length in enumerate(split(rows, longest)):
+    tokens = min(OUTPUT_TOKENS, engine.context - 1)
+    for number, length in enumerate(split(rows, engine.context - tokens)):
         name = f"warm-up {digest} {rows} {number}"
-        params = _GREEDY if number else _DRAWN
+        params = msgspec.structs.replace(_GREEDY if number else _DRAWN, max_tokens=tokens)
         # A salt of its own: none of it is found in the prefix cache by another.
         yield Submit(request_id=name, model=name, prompt=[0] * length, params=params, salt=name)
 

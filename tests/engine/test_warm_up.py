@@ -1,12 +1,14 @@
 """What happens before the first request, on a fake model."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engine.fake import FakeWorker, add_adapter, make_engine, solo, submit
+from tests.engine.fake import FakeWorker, add_adapter, image, make_engine, solo, submit
+from tp_engine.adapters import ImageSize
 from tp_engine.params import SamplingParams
 from tp_engine.plan import NO_ADAPTER, PlanKind, StepPlan
 from tp_engine.scheduler import SchedulerCounters
@@ -63,6 +65,26 @@ def test_nothing_is_left_behind(gpu: bool) -> None:
     while engine.requests:
         tokens += [token for output in engine.step() for token in output.tokens]  # type: ignore[union-attr]  # none fails
     assert tokens == solo("", [1, 2, 3], params)
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_a_cold_adapter_is_read_before_its_requests_could_be_too_many(readable: bool) -> None:
+    def fetch(digest: str) -> list[Any]:
+        if not readable:
+            raise OSError(5, "Input/output error")
+        return [image(digest)]
+
+    engine, worker = make_engine(adapter_queue=0, fetch=fetch)
+    engine.roster.begin("x", "x", ImageSize(2, 8, 4, 0, 200), None)
+    warm_up(engine, gpu=True)
+    assert {True} in [with_adapters(plan) for plan in steps(worker)] or not readable
+    assert engine.check_integrity() == [] and not engine.requests
+
+
+def test_the_shortest_context_has_room_for_a_row() -> None:
+    engine, worker = make_engine(max_model_len=2)
+    warm_up(engine, gpu=False)
+    assert [rows(plan) for plan in steps(worker)] == [1]
 
 
 @given(st.integers(1, 10_000), st.integers(1, 300))
