@@ -11,7 +11,7 @@ done. The loop calls `turn` between steps; it never waits.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import Protocol
 
@@ -104,6 +104,11 @@ class AdapterTiers:
         return bool(self._sending or self._copying or self.fetcher.busy)
 
     @property
+    def copying(self) -> bool:
+        """Whether an adapter is on its way to the arenas."""
+        return bool(self._copying)
+
+    @property
     def starved(self) -> bool:
         """Whether what was read finds no room on the hosts."""
         return self.fetcher.peek() is not None
@@ -120,12 +125,15 @@ class AdapterTiers:
     ) -> bool:
         """Begin to give all hosts their images; False when what is wanted leaves no room.
 
+        For one that comes from the store, copies of what stands in the arenas give way too,
+        although requests want them: else it could wait for as long as others are asked for.
+
         Args:
             adapter: that neither is on the hosts nor on its way there.
             images: one a rank.
             began: when it was begun to be read, if it comes from the store.
         """
-        pages = self.host.take(adapter)
+        pages = self.host.take(adapter, () if began is None else self._spared())
         if pages is None:
             return False
         self._sending[adapter.handle] = adapter, began
@@ -224,6 +232,13 @@ class AdapterTiers:
         wanted = self._demand.is_wanted(adapter.handle)
         if not wanted or self.deliver(adapter, future.result(), began):
             self.fetcher.pop()
+
+    def _spared(self) -> Iterator[int]:
+        """Adapters that requests have in the arenas, and whose host copies nobody holds."""
+        for resident in self.residency.residents:
+            handle = resident.footprint.handle
+            if resident.ready and not self._demand.is_held(handle):
+                yield handle
 
     def _end_prefetch(self, handle: int) -> None:
         if handle in self._prefetching:

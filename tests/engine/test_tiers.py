@@ -173,6 +173,17 @@ def test_the_queue_for_cold_adapters_is_bounded_and_for_others_is_not() -> None:
     assert set(drive(engine)) == {"b", "c", "base"}
 
 
+def test_without_a_queue_a_cold_adapter_is_refused_and_served_once_it_is_there() -> None:
+    engine, _ = make_engine(fetch=Store().fetch, adapter_queue=0)
+    know(engine, "x")
+    with pytest.raises(RequestError) as refusal:
+        ask(engine, "a", "x")
+    assert refusal.value.code == "overloaded"
+    settle(engine)
+    ask(engine, "a", "x")
+    assert drive(engine)["a"] == solo("x", PROMPT, PARAMS)
+
+
 def test_an_adapter_that_cannot_be_read_fails_its_requests_alone() -> None:
     store = Store()
     store.broken.add("x")
@@ -197,6 +208,78 @@ def test_an_adapter_that_cannot_be_read_fails_its_requests_alone() -> None:
     store.broken.clear()
     ask(engine, "again", "x")
     assert drive(engine)["again"] == solo("x", PROMPT, PARAMS)
+
+
+def test_an_old_failure_to_read_is_not_held_against_a_later_request() -> None:
+    store = Store()
+    store.broken.add("x")
+    engine, _ = make_engine(fetch=store.fetch)
+    know(engine, "x")
+    ask(engine, "a", "x")
+    settle(engine)  # nobody has stepped since
+    engine.abort("a")
+    store.broken.clear()
+    ask(engine, "b", "x")
+    assert drive(engine) == {"b": solo("x", PROMPT, PARAMS)}
+
+
+def test_a_cold_adapter_finds_room_on_hosts_that_others_want_without_end() -> None:
+    """The others stand in the arena, so that their requests do without the hosts' copies."""
+    engine, _ = make_engine(pages=64, host_pages=4, fetch=Store().fetch)
+    know(engine, "a", "b", "cold")
+    outputs: dict[str, list[int]] = {}
+    asked = dict.fromkeys("ab", 0)
+    deadline = time.monotonic() + 5
+    while "cold" not in outputs or "cold" in engine.requests:
+        assert time.monotonic() < deadline
+        for name in asked:
+            if sum(request.model == name for request in engine.requests.values()) < 2:
+                ask(engine, f"{name} {asked[name]}", name)
+                asked[name] += 1
+        if min(asked.values()) == 3:  # both have been served and still are
+            ask(engine, "cold", "cold")
+            asked = {name: count + 1000 for name, count in asked.items()}
+        for output in engine.step():
+            assert isinstance(output, Output)
+            outputs.setdefault(output.request_id, []).extend(output.tokens)
+        assert engine.check_integrity() == []
+    assert outputs["cold"] == solo("cold", PROMPT, PARAMS)
+    drive(engine)
+
+
+def test_a_copy_that_is_held_makes_no_room() -> None:
+    engine, _ = make_engine(pages=64, host_pages=4, fetch=Store().fetch)
+    know(engine, "a", "kept", "cold")
+    for name in ("a", "kept"):
+        ask(engine, name, name, tokens=30)
+    while len(engine.scheduler.running) < 2:
+        engine.step()
+    engine.roster.keep({"kept"})
+    ask(engine, "cold", "cold")
+    assert drive(engine)["cold"] == solo("cold", PROMPT, PARAMS)
+    assert engine.roster.is_warm("kept") and not engine.roster.is_warm("a")
+
+
+def test_who_runs_alone_waits_for_what_lands_rather_than_compute_again() -> None:
+    engine, worker = make_engine(pages=8, slots=2)
+    add_adapter(engine, "x", pages=3)
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    submit(engine, "old", PROMPT, params)
+    engine.step()
+    ask(engine, "young", "x")
+    while not worker.copying:
+        engine.step()
+    worker.stopped = True
+    while engine.step():
+        pass
+    (old,) = engine.scheduler.running
+    assert old.id == "old" and len(old.pages) == 5 and engine.pool.free == 0
+    worker.stopped = False
+    while not old.ended:
+        engine.step()
+        assert old.ended or engine.scheduler.running[0] is old
+    assert old.tokens == PROMPT + solo("", PROMPT, params)
+    drive(engine)
 
 
 def test_more_adapters_than_the_hosts_hold_all_get_their_turn() -> None:

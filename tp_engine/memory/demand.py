@@ -57,6 +57,10 @@ class Demand:
         """Whether a request for it is open or somebody holds it."""
         return self._references[handle] > 0 or self._holds[handle] > 0
 
+    def is_held(self, handle: int) -> bool:
+        """Whether somebody holds its host copy."""
+        return self._holds[handle] > 0
+
     def forget(self, handle: int) -> None:
         """An adapter is known no more."""
         self._weights.pop(handle, None)

@@ -1,7 +1,7 @@
 """Which adapters the hosts have, and in which pages of their memory. Rank 0 decides.
 
     COLD ──take: all its pages, or nothing──> COMING ──arrived on all ranks──> WARM
-    WARM ──its pages are needed; least worth first; never one that is wanted──> COLD
+    WARM ──its pages are needed; least worth first; what is wanted only if it is resident──> COLD
 
 Pages have the size of the arena's and the same numbers on every rank.
 """
@@ -9,7 +9,7 @@ Pages have the size of the arena's and the same numbers on every rank.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from tp_engine.memory.demand import Demand
@@ -74,15 +74,22 @@ class HostTier:
         copy = self._copies.get(handle)
         return copy is not None and not copy.arrived
 
-    def take(self, footprint: AdapterFootprint) -> list[int] | None:
-        """Pages for the copy of a cold adapter; None when what is wanted leaves too few."""
+    def take(self, footprint: AdapterFootprint, also: Iterable[int] = ()) -> list[int] | None:
+        """Pages for the copy of a cold adapter; None when what is wanted leaves too few.
+
+        Args:
+            footprint: of the adapter.
+            also: handles of adapters whose copies go, the first ones first, when those that nobody
+                wants are not enough.
+        """
         assert footprint.handle not in self._copies
-        if len(self._free) + self._evictable < footprint.pages:
+        more = [handle for handle in also if self.is_warm(handle) and handle not in self._idle]
+        room = len(self._free) + self._evictable
+        if room + sum(len(self._copies[handle].pages) for handle in more) < footprint.pages:
             return None
         while len(self._free) < footprint.pages:
             found = self._idle.cheapest()
-            assert found is not None
-            self.drop(found[1])
+            self.drop(more.pop(0) if found is None else found[1])
             self.evictions += 1
         pages = [self._free.popleft() for _ in range(footprint.pages)]
         self._copies[footprint.handle] = _Copy(footprint, pages)

@@ -8,7 +8,8 @@ that runs, which then computes again later: so the oldest one that runs always m
     waiting ──its adapter is on its way──> parked ──it has moved──> waiting, at its old place
 
 Who is parked lets younger ones pass, for as long as a load takes. Who lacks pages does not: then
-those that run end one by one until there are enough. So nothing can wait in a circle.
+those that run end one by one until there are enough. Who runs and lacks the pages of an adapter on
+its way stays where it is until that has landed. So nothing can wait in a circle.
 """
 
 from __future__ import annotations
@@ -122,14 +123,19 @@ class Scheduler:
         decodes = sum(request.remaining == 1 for request in self.running)
         budget = self._max_tokens - decodes
         work: list[Work] = []
-        preempted = self.counters.preemptions
+        preempted, stays = self.counters.preemptions, False
         for request in list(self.running):
             rows = 1 if request.remaining == 1 else min(request.remaining, budget)
-            if request.slot is None or rows <= 0 or not self._grow(request, rows):
+            if request.slot is None or rows <= 0:
+                continue
+            if not self._grow(request, rows):
+                stays = True
                 continue
             budget -= 0 if request.remaining == 1 else rows
             work.append(self._take(request, rows))
-        while self.waiting and budget > 0 and preempted == self.counters.preemptions:
+        if stays or preempted != self.counters.preemptions:
+            return work  # those that run need all pages
+        while self.waiting and budget > 0:
             request = self.waiting[0]
             # Preempted with tokens under way: only its old slot will know them before the host.
             if request.pending or not self._free_slots:
@@ -150,11 +156,13 @@ class Scheduler:
     def publish(self, request: Request) -> None:
         """Offer the request's full blocks to the prefix cache: their ids are confirmed."""
         full = min(request.computed, len(request.tokens)) // self._layout.block_tokens
+        if full <= request.published:
+            return
         keys = request.block_keys(full, self._layout.block_tokens)
         owner = "" if request.adapter is None else request.adapter.digest
         for block in range(request.published, full):
             self._prefix.publish(keys[block], request.pages[block], owner)
-        request.published = max(request.published, full)
+        request.published = full
 
     def held_pages(self) -> dict[int, int]:
         """Page -> references, as the running requests and resident adapters say."""
@@ -178,10 +186,13 @@ class Scheduler:
         return Work(request, start, rows, samples)
 
     def _grow(self, request: Request, rows: int) -> bool:
-        """Get the pages for the next rows, from younger requests if need be."""
+        """Get the pages for the next rows, from younger requests if need be, unless pages of an
+        adapter on its way to the arena will do: that goes again, if it must, once it has landed."""
         missing = self._layout.blocks(request.computed + rows) - len(request.pages)
         while missing > 0 and not self._add_pages(request, missing):
             youngest = self.running[-1]
+            if youngest is request and self._tiers.copying:
+                return False
             self._preempt(youngest)
             if youngest is request:
                 return False
