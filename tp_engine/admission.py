@@ -92,7 +92,8 @@ def check_request(
 
 
 def _check_tokens(message: Submit, vocab_size: int) -> None:
-    if not message.prompt or not all(0 <= token < vocab_size for token in message.prompt):
+    prompt = message.prompt
+    if not prompt or min(prompt) < 0 or max(prompt) >= vocab_size:
         raise RequestError(
             "invalid_request",
             f"the prompt must be token ids from 0 to {vocab_size - 1}, at least one",

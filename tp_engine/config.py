@@ -180,7 +180,8 @@ class EngineConfig:
     seed: int | None = None
     """Seed for requests that bring none; without it one is drawn at start."""
     rank_timeout: float = 60.0
-    """Seconds without a sign of life from a rank before the service ends."""
+    """Seconds without a sign of life from a rank before the service ends, at least 1: a sign comes
+    every half second."""
     drain_timeout: float = 25.0
     """Seconds that open requests get to finish when the service is told to stop."""
     cpu_threads: int = 1
@@ -212,7 +213,7 @@ class EngineConfig:
         check_number(self, "adapter_host_memory", 1, unit="bytes")
         check_number(self, "adapter_queue", 0)
         check_number(self, "seed", 0, 2**63 - 1)
-        check_number(self, "rank_timeout", 0, low_open=True, unit="seconds")
+        check_number(self, "rank_timeout", 1, unit="seconds")
         check_number(self, "drain_timeout", 0, unit="seconds")
         self._check_names()
 

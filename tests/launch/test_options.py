@@ -38,6 +38,7 @@ def other_value(option: Option) -> Any:
     special: dict[str, Any] = {
         "max_num_batched_tokens": 4096,
         "adapter_memory_fraction": 0.25,
+        "rank_timeout": 7.5,
         "num_pages": 77,
         "adapter_source": ("s3://bucket/team", "hf://org"),
         "allowed_origins": ("https://chat.example.org", "http://localhost:3000"),
@@ -398,7 +399,7 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         {"enable_prefix_caching": 1},
         {"seed": -1},
         {"seed": 2**63},
-        {"rank_timeout": 0},
+        {"rank_timeout": 0.9},
         {"rank_timeout": float("inf")},
         {"drain_timeout": -1},
         {"cpu_threads": 0},
