@@ -36,7 +36,14 @@ def _arena_bytes(config: EngineConfig, comm: Comm) -> int:
         local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         return default_cpu_arena(free_host_bytes(), local)
     free, total = torch.cuda.mem_get_info(comm.device)
-    return max(0, int(free - (1 - config.gpu_memory_utilization) * total))
+    left = int(free - (1 - config.gpu_memory_utilization) * total)
+    return max(0, left) // ranks_on_gpu(comm.device)
+
+
+def ranks_on_gpu(device: torch.device) -> int:
+    """Ranks of this host that compute on a GPU; more than one only over gloo."""
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(1, len(range(device.index, local, torch.cuda.device_count())))
 
 
 def agree_on_host_pages(config: EngineConfig, layout: PageLayout, comm: Comm) -> int:

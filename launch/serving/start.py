@@ -23,6 +23,7 @@ from tp_engine.config import EngineConfig
 from tp_engine.join import Joined, join
 from tp_engine.logs import Phases
 from tp_engine.rank import Rank, build_rank
+from tp_engine.room import ranks_on_gpu
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +78,8 @@ def _check_memory(joined: Joined, gpu: Gpu | None) -> None:
     if gpu is None:
         available, where = free_host_bytes() // local, f"this host, for each of {local} ranks"
     else:
-        available = int(gpu.free_bytes - (1 - config.gpu_memory_utilization) * gpu.total_bytes)
-        where = f"GPU {joined.comm.device.index} ({gpu.name})"
+        sharing = ranks_on_gpu(joined.comm.device)
+        left = int(gpu.free_bytes - (1 - config.gpu_memory_utilization) * gpu.total_bytes)
+        available = left // sharing
+        where = f"GPU {joined.comm.device.index} ({gpu.name}), for each of {sharing} ranks"
     check_memory(need, available, arena_bytes=config.arena_bytes, where=where, nf4=nf4)
