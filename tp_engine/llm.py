@@ -9,6 +9,7 @@ Under torchrun every rank runs the same script: rank 0 gets results, the others 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,6 +48,8 @@ class LLM:
         Raises:
             ValueError: an option, the checkpoint or an adapter cannot be used.
         """
+        # All that wait for an adapter are of one call: to refuse one would refuse the call.
+        options = {"adapter_queue": sys.maxsize} | options
         joined = join(EngineConfig(model=model, lora=tuple((lora or {}).items()), **options))
         self.rank: Rank = build_rank(joined)
         self.engine: Engine | None = None

@@ -1,9 +1,11 @@
-"""Offline use on a rank that only follows."""
+"""Offline use, as far as it differs from serving."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tp_engine import LLM
+from tests.helpers.tiny_models import make_checkpoint, make_peft_adapter
+from tp_engine import LLM, EngineConfig, SamplingParams
 
 
 def test_a_rank_that_follows_needs_no_tokenizer() -> None:
@@ -15,3 +17,22 @@ def test_a_rank_that_follows_needs_no_tokenizer() -> None:
     assert llm.generate(["Hello"]) is None
     assert llm.chat([{"role": "user", "content": "Hello"}]) is None
     assert len(followed) == 2
+
+
+def test_more_prompts_of_a_call_may_wait_for_an_adapter_than_a_server_lets(tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path / "base", "llama")
+    lora = {
+        name: str(make_peft_adapter(tmp_path / name, model, targets=["q_proj"], seed=seed))
+        for seed, name in enumerate("ab")
+    }
+    count = EngineConfig(model="m").adapter_queue + 1
+    options: dict[str, Any] = {"max_model_len": 16, "max_num_seqs": 256, "num_pages": 512}
+    with LLM(str(model), lora=lora, adapter_host_memory=8192, **options) as llm:
+        assert llm.engine is not None
+        (cold,) = (
+            name
+            for name, card in llm.registry.adapters.items()
+            if not llm.engine.roster.is_warm(card.digest)
+        )
+        answers = llm.generate([[1, 2]] * count, SamplingParams(max_tokens=1), model=cold)
+    assert answers is not None and len(answers) == count
