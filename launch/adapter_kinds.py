@@ -44,25 +44,25 @@ class AdapterKind:
     def __post_init__(self) -> None:
         for name in ("rank", "count"):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"profile: {name}={value!r} must be a whole number from 1 on")
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name}={value!r} must be a whole number from 1 on")
         for name in ("dora", "bias"):
             value = getattr(self, name)
             if not isinstance(value, bool):
-                raise ValueError(f"profile: {name}={value!r} must be true or false")
-        if not isinstance(self.tokens, int) or self.tokens < 0:
-            raise ValueError(f"profile: tokens={self.tokens!r} must be a whole number from 0 on")
+                raise ValueError(f"{name}={value!r} must be true or false")
+        if type(self.tokens) is not int or self.tokens < 0:
+            raise ValueError(f"tokens={self.tokens!r} must be a whole number from 0 on")
         self._check_names("targets", (*SITES, *VOCAB_SITES))
         self._check_names("saved", VOCAB_SITES)
         both = {*self.targets} & {*self.saved}
         if not self.targets or both:
             reason = f"must be some, and none of saved={list(self.saved)}"
-            raise ValueError(f"profile: targets={list(self.targets)} {reason}")
+            raise ValueError(f"targets={list(self.targets)} {reason}")
 
     def _check_names(self, name: str, allowed: tuple[str, ...]) -> None:
         value = getattr(self, name)
         if not {*value} <= {*allowed}:
-            raise ValueError(f"profile: {name}={list(value)} must be some of {', '.join(allowed)}")
+            raise ValueError(f"{name}={list(value)} must be some of {', '.join(allowed)}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,22 +89,35 @@ def read_profile(path: Path) -> tuple[AdapterKind, ...]:
         lines = json.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"profile {path}: {error}") from None
-    if not isinstance(lines, list) or not all(isinstance(line, dict) for line in lines):
+    if not isinstance(lines, list):
         raise ValueError(f"profile {path}: must be a list of objects")
     kinds = []
-    for line in lines:
-        fields = {field.name for field in dataclasses.fields(AdapterKind)}
-        if not {"rank", "count"} <= set(line) <= fields:
-            more = ", ".join(sorted(fields - {"rank", "count"}))
-            raise ValueError(f"profile {path}: {line} must have rank and count, may have {more}")
-        names = {name: _names(name, line[name]) for name in ("targets", "saved") if name in line}
-        kinds.append(AdapterKind(**{**line, **names}))
+    for number, line in enumerate(lines, 1):
+        try:
+            kinds.append(_kind(line))
+        except ValueError as error:
+            raise ValueError(f"profile {path}, entry {number}: {error}") from None
     return tuple(kinds)
+
+
+def _kind(line: object) -> AdapterKind:
+    if not isinstance(line, dict):
+        raise ValueError(f"{line!r} must be an object")
+    fields, needed = {field.name for field in dataclasses.fields(AdapterKind)}, {"rank", "count"}
+    if not needed <= line.keys():
+        raise ValueError(f"{line} must have rank and count")
+    if unknown := sorted(line.keys() - fields):
+        more = ", ".join(sorted(fields - needed))
+        raise ValueError(
+            f"no kind has {', '.join(unknown)}: beside rank and count it may have {more}"
+        )
+    names = {name: _names(name, line[name]) for name in ("targets", "saved") if name in line}
+    return AdapterKind(**{**line, **names})
 
 
 def _names(field: str, value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise ValueError(f"profile: {field}={value!r} must be a list of names")
+        raise ValueError(f"{field}={value!r} must be a list of names")
     return tuple(value)
 
 

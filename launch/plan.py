@@ -12,10 +12,22 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+from launch.options.fields import all_options
 from tp_engine.config import GIB, MIB, EngineConfig, parse_size
+
+AS_SERVED = (
+    "quantize",
+    "dtype",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "gpu_memory_utilization",
+)
+"""Options that mean what they mean for the server."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,12 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = EngineConfig(
             model=given.model,
-            quantize=given.quantize,
-            dtype=given.dtype,
-            max_model_len=given.max_model_len,
-            max_num_seqs=given.max_num_seqs,
-            max_num_batched_tokens=given.max_num_batched_tokens,
-            gpu_memory_utilization=given.gpu_memory_utilization,
+            **{name: value for name, value in vars(given).items() if name in AS_SERVED},
         )
         spec = ModelSpec.from_directory(local_model(config))
         capacity: Capacity = plan_capacity(
@@ -79,10 +86,9 @@ def _print_table(capacity: object) -> None:
         saved = f", {' and '.join(kind.saved)} whole" if kind.saved else ""
         tokens = f", {kind.tokens} token rows" if kind.tokens else ""
         print(
-            f"  adapter of rank {kind.rank:<4}{need.allocated / MIB:10.2f} MiB in {need.pages} "
+            f"  LoRA rank {kind.rank:<10}{need.allocated / MIB:10.2f} MiB in {need.pages} "
             f"pages, {need.row_bytes / MIB:.2f} MiB of rows, {len(kind.targets)} kinds of modules"
-            f"{saved}{tokens}; "
-            f"{kind.count} of them"
+            f"{saved}{tokens}; {kind.count} adapters"
         )
     if capacity.kinds:
         print(
@@ -94,30 +100,37 @@ def _print_table(capacity: object) -> None:
         print(f"  store               {disk:10.2f} GiB for a revision of each")
 
 
-def _size(text: str) -> int:
-    """An argparse type: it shows the message of no other error than its own."""
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+def _shown(convert: Callable[[str], Any]) -> Callable[[str], Any]:
+    """An argparse type of `convert`: argparse shows the message of no other error than its own."""
+
+    def converted(text: str) -> Any:
+        try:
+            return convert(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return converted
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m launch.plan", description=(__doc__ or "").splitlines()[0]
-    )
+    what, _, profile = (__doc__ or "").replace("``", "").strip().split("\n\n")
+    parser = argparse.ArgumentParser(prog="python -m launch.plan", description=what, epilog=profile)
     add = parser.add_argument
     add("--model", required=True, help="base model: a directory or a Hub id in the cache")
-    add("--gpus", type=int, required=True, help="ranks, one a GPU")
-    add("--memory", type=_size, required=True, help="of a GPU, such as 80GiB")
-    add("--adapters", type=Path, help="profile of the adapters, JSON")
-    add("--kv-tokens", type=int, default=0, help="tokens that must have room beside them")
-    add("--quantize", choices=["nf4"])
-    add("--dtype", default="auto")
-    add("--max-model-len", type=int)
-    add("--max-num-seqs", type=int, default=64)
-    add("--max-num-batched-tokens", type=int)
-    add("--gpu-memory-utilization", type=float, default=0.9)
+    add("--gpus", type=int, required=True, metavar="N", help="ranks, one a GPU")
+    size = _shown(parse_size)
+    add("--memory", type=size, required=True, metavar="SIZE", help="of a GPU, such as 80GiB")
+    add("--adapters", type=Path, metavar="FILE", help="profile of the adapters, JSON")
+    add("--kv-tokens", type=int, default=0, metavar="N", help="that must have room beside them")
+    for option in all_options():
+        if option.name in AS_SERVED:
+            add(
+                option.flag,
+                type=_shown(option.convert),
+                default=argparse.SUPPRESS,
+                metavar=option.metavar,
+                help=option.help.replace("%", "%%"),
+            )
     add("--json", action="store_true", help="one JSON line instead of the table")
     return parser
 

@@ -170,7 +170,12 @@ def test_the_command_prints_the_plan(
         ('[{"rank": 0, "count": 1}]', "rank=0 must be a whole number from 1 on"),
         ('[{"rank": 4, "count": "x"}]', "count='x' must be"),
         ('[{"rank": 4, "count": 1, "dora": 1}]', "dora=1 must be true or false"),
-        ('[{"rank": 4, "count": 1, "size": 1}]', "may have bias, dora, saved, targets, tokens"),
+        ("[5]", "entry 1: 5 must be an object"),
+        ('[{"rank": 4, "count": 1}, {"rank": true, "count": 1}]', "entry 2: rank=True must be"),
+        (
+            '[{"rank": 4, "count": 1, "size": 1}]',
+            "no kind has size: .* may have bias, dora, saved, targets, tokens",
+        ),
         ('[{"rank": 4, "count": 1, "saved": ["q_proj"]}]', "saved=.'q_proj'. must be some of"),
         ('[{"rank": 4, "count": 1, "tokens": -1}]', "tokens=-1 must be a whole number"),
         (
@@ -195,6 +200,8 @@ def test_a_wrong_profile_says_what_is_wrong(text: str, reason: str, tmp_path: Pa
         ("--gpus=0", "--gpus: 0 must be at least 1"),
         ("--kv-tokens=-1", "--kv-tokens: -1 must be at least 0"),
         ("--memory=80 GBs", "'80 GBs' is not a size: write bytes or a unit"),
+        ("--max-num-seqs=x", "--max-num-seqs: 'x' is not a whole number"),
+        ("--gpu-memory-utilization=half", "'half' is not a number"),
     ],
 )
 def test_a_wrong_option_is_named(
