@@ -38,8 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         reason = str(error) or type(error).__name__
         errors.print(f"error: no answer from {arguments.url}: {reason}", markup=False)
         return EXIT_UNREACHABLE
-    except KeyboardInterrupt:
-        errors.print("interrupted; what was begun goes on in the server", markup=False)
+    except KeyboardInterrupt as stop:
+        told = str(stop) or "a call that the server has wholly received goes on there"
+        errors.print(f"interrupted: {told}", markup=False)
         return 130
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from dataclasses import dataclass
 from functools import partial
@@ -28,18 +29,30 @@ class Settings:
 
     url: str
     key: str | None
+    origin: str = f"missing: give --key-file, {KEY_VARIABLE} or {KEY_FILE_VARIABLE}"
+    """Which key it is."""
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
     """The server and the key: from the flags, else from the environment.
 
     Raises:
-        UsageError: the file of keys holds none, or cannot be read.
+        UsageError: the file of keys cannot be read, or there is no key that can be sent.
     """
-    file = arguments.key_file or os.environ.get(KEY_FILE_VARIABLE)
-    if arguments.key_file is None and KEY_VARIABLE in os.environ:
-        return Settings(url=arguments.url, key=os.environ[KEY_VARIABLE])
-    return Settings(url=arguments.url, key=None if file is None else _first_key(Path(file)))
+    url, file = arguments.url, arguments.key_file
+    if file is not None:
+        return _with_key(url, _first_key(Path(file)), f"that of --key-file {file}")
+    if key := os.environ.get(KEY_VARIABLE):
+        return _with_key(url, key, f"that in {KEY_VARIABLE}")
+    if file := os.environ.get(KEY_FILE_VARIABLE):
+        return _with_key(url, _first_key(Path(file)), f"that of {KEY_FILE_VARIABLE}={file}")
+    return Settings(url=url, key=None)
+
+
+def _with_key(url: str, key: str, origin: str) -> Settings:
+    if not (key.isascii() and key.isprintable()):
+        raise UsageError(f"the key, {origin}, cannot be sent: printable ASCII is allowed")
+    return Settings(url=url, key=key, origin=origin)
 
 
 def _first_key(path: Path) -> str:
@@ -89,7 +102,7 @@ def _add_looking(commands: Any) -> None:
         "--state", default="", help="only fetching, verifying, ready, draining or failed"
     )
     listed.add_argument("--base", default="", help="only of the base whose digest begins so")
-    listed.add_argument("--limit", type=int, help="at most so many")
+    listed.add_argument("--limit", type=_count, metavar="N", help="at most so many")
     _name(commands.add_parser("show", help="one adapter, with its manifest"))
 
 
@@ -139,7 +152,9 @@ def _add_names(commands: Any) -> None:
     preload.add_argument("--tier", choices=("arena", "host"), default="arena", help="how far up")
     drain = commands.add_parser("drain", help="give an adapter no new requests")
     _name(drain)
-    drain.add_argument("--seconds", type=float, help="that open requests may still take")
+    drain.add_argument(
+        "--seconds", type=_seconds, metavar="X", help="that open requests may still take"
+    )
     drain.add_argument("--remove", action="store_true", help="unload it when they have ended")
     flush = commands.add_parser("flush", help="write what was pushed to the store")
     flush.add_argument("name", nargs="?", help="only of this adapter")
@@ -153,6 +168,22 @@ def _add_operations(commands: Any) -> None:
     cancel = commands.add_parser("cancel", help="end a fetch")
     for parser in (watch, cancel):
         parser.add_argument("id", help="of an operation")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number from 1 on")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number from 0 on")
+    return seconds
 
 
 def _name(parser: Any) -> None:

@@ -43,7 +43,13 @@ class ControlPlane:
         if not settings.url.startswith(("http://", "https://")):
             raise UsageError(f"--url {settings.url!r} must begin with http:// or https://")
         base = settings.url.rstrip("/").removesuffix("/v1")
-        self._http = httpx.Client(base_url=base, headers=headers, timeout=TIMEOUT)
+        try:
+            self._http = httpx.Client(base_url=base, headers=headers, timeout=TIMEOUT)
+        except httpx.InvalidURL as error:
+            raise UsageError(
+                f"--url {settings.url!r} is no address of a server: {error}"
+            ) from error
+        self._settings = settings
 
     def __enter__(self) -> ControlPlane:
         return self
@@ -62,15 +68,31 @@ class ControlPlane:
         try:
             body = answer.json()
         except ValueError:
-            body = {"error": {"message": f"{answer.status_code} {answer.reason_phrase}"}}
-        if answer.status_code >= 400:
-            raise Refused(answer.status_code, _error(answer.status_code, body))
-        assert isinstance(body, dict)
+            body = None
+        if answer.status_code >= 400 or not isinstance(body, dict):
+            raise Refused(answer.status_code, self._error(answer, body))
         return body
+
+    def _error(self, answer: httpx.Response, body: Any) -> Answer:
+        status = answer.status_code
+        error = body.get("error") if isinstance(body, dict) else None
+        if not isinstance(error, dict):
+            text = f"{self._settings.url} answers {status} {answer.reason_phrase}"
+            return {"message": f"{text}, which is no answer of tp-engine"}
+        if status == 401:
+            text = f"{error.get('message')}; the key is {self._settings.origin}"
+            return {**error, "message": text}
+        if status == 404 and error.get("code") == "not_found":
+            return {"message": "there is no control plane: was the server given --admin-key-file?"}
+        return error
 
     def adapter(self, name: str, action: str = "") -> str:
         """The path of an adapter, or of something done to it."""
         return f"/adapters/{quote(name, safe='/')}" + (f"/{action}" if action else "")
+
+    def operation(self, number: str, action: str = "") -> str:
+        """The path of an operation, or of something done to it."""
+        return f"/operations/{quote(number, safe='')}" + (f"/{action}" if action else "")
 
     def pages(self, kind: str, key: str, limit: int | None, **query: str) -> Iterator[Answer]:
         """The entries of a list, over all its pages; ``key`` names an entry."""
@@ -90,14 +112,18 @@ class ControlPlane:
         """Send an adapter's two files; ``progress`` is told how many bytes have gone out in all.
 
         Raises:
-            UsageError: a file is missing.
+            UsageError: it is no directory, or a file is missing.
         """
+        if not directory.is_dir():
+            raise UsageError(f"{directory} is no directory")
         with ExitStack() as stack:
             files = {}
             told = _Told(progress)
             for number, name in enumerate((CONFIG_NAME, WEIGHTS_NAME)):
                 if not (directory / name).is_file():
-                    raise UsageError(f"{directory} has no {name}")
+                    raise UsageError(
+                        f"{directory} has no {name}: {CONFIG_NAME} and {WEIGHTS_NAME} are needed"
+                    )
                 opened = stack.enter_context(_Counted(directory / name, told))
                 files[f"file{number}"] = (name, opened)
             return self.ask("POST", path, files=files, params=query)
@@ -124,12 +150,3 @@ class _Counted(io.FileIO):
         data = super().read(-1 if size is None else size)
         self._told.add(len(data))
         return data
-
-
-def _error(status: int, body: Any) -> Answer:
-    error = body.get("error") if isinstance(body, dict) else None
-    if not isinstance(error, dict):
-        return {"message": f"the server answers {status}"}
-    if status == 404 and error.get("code") == "not_found":
-        return {"message": "there is no control plane: was the server given --admin-key-file?"}
-    return error

@@ -114,7 +114,7 @@ def _begun(begun: Answer, arguments: Namespace, server: ControlPlane, output: Ou
 
 
 def _watch(arguments: Namespace, server: ControlPlane, output: Output) -> None:
-    begun = server.ask("GET", f"/operations/{arguments.id}")
+    begun = server.ask("GET", server.operation(arguments.id))
     _ended(watch(server, begun), output)
 
 
@@ -128,7 +128,7 @@ def _ended(operation: Answer, output: Output) -> None:
 
 
 def _cancel(arguments: Namespace, server: ControlPlane, output: Output) -> None:
-    seen = server.ask("POST", f"/operations/{arguments.id}/cancel")
+    seen = server.ask("POST", server.operation(arguments.id, "cancel"))
     output.show(seen, f"operation {seen['id']} of {seen['name']} is told to end")
 
 

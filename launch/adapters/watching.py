@@ -45,14 +45,22 @@ def bar(title: str, total: int | None) -> Iterator[Callable[..., None]]:
 
 
 def watch(server: ControlPlane, begun: Answer) -> Answer:
-    """Follow an operation; what it is at its end."""
-    path = f"/operations/{begun['id']}"
-    with bar(_title(begun), begun["bytes_total"]) as move:
-        seen = begun
-        while seen["state"] in _OPEN:
-            time.sleep(POLL_SECONDS)
-            seen = server.ask("GET", path)
-            move(seen["bytes_done"], seen["bytes_total"], _title(seen))
+    """Follow an operation; what it is at its end.
+
+    Raises:
+        KeyboardInterrupt: saying how it can be followed further.
+    """
+    path, seen = server.operation(begun["id"]), begun
+    try:
+        with bar(_title(begun), begun["bytes_total"]) as move:
+            while seen["state"] in _OPEN:
+                time.sleep(POLL_SECONDS)
+                seen = server.ask("GET", path)
+                move(seen["bytes_done"], seen["bytes_total"], _title(seen))
+    except KeyboardInterrupt:
+        number = begun["id"]
+        text = f"operation {number} goes on in the server: `watch {number}` follows it"
+        raise KeyboardInterrupt(text) from None
     return seen
 
 
