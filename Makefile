@@ -1,7 +1,10 @@
-# make demo    one quantised base and three adapters, served from this machine
-#              RANKS=2 processes, Q="your question", PORT=8000, ONCE=1 (stop after one batch)
-# make test    lint, types, layers and the test-suite (what CI runs)
-# make lint    only the static checks
+# make demo         one quantised base and three adapters, served from this machine
+#                   RANKS=2 processes, Q="your question", PORT=8000, ONCE=1 (stop after one batch)
+# make demo-model   only make the demo's base; prints its directories, the 4-bit one last
+# make test         lint, types, layers and the test-suite (what CI runs)
+# make lint         only the static checks
+# make venv         .venv with everything that these need
+# make clean        remove what builds, tests and tools have left, but not .venv
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -23,7 +26,7 @@ ONCE ?=
 export RANKS Q PORT
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -5
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -7
 
 demo: $(DEMO_STAMP)
 	@$(BIN)/python -m launch.demo $${RANKS:+--ranks "$$RANKS"} $${Q:+--question "$$Q"} \

@@ -1,9 +1,8 @@
-"""The demo: `python -m launch.demo [--ranks N] [--question TEXT] [--port PORT] [--once]`.
+"""The demo: serve a small real model with three adapters, and ask all of them one question.
 
-Makes the model if need be, serves it with three adapters through torchrun, sends one question to
-the base and to all adapters in one batch, and judges the answers. With `--once` it stops the
-server again and exits with 0 when all answers were right, 1 otherwise; without, it keeps serving
-until Ctrl-C.
+The model is made if need be. The question goes to the base and to all adapters in one batch, and
+the answers are judged. With `--once` the server is stopped again, and the exit code is 0 when all
+answers were right, else 1; without, it keeps serving until Ctrl-C.
 """
 
 import argparse
@@ -28,19 +27,26 @@ BASE = "smollm2"
 
 def positive(text: str) -> int:
     """An argparse type: an integer of at least 1."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not at least 1")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number from 1 on")
+    return int(text)
+
+
+def tcp_port(text: str) -> int:
+    """An argparse type: what a server can listen on."""
+    if not text.isdecimal() or not 1 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number from 1 to 65535")
+    return int(text)
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line; `ranks` and `port` are None unless given."""
     parser = argparse.ArgumentParser(prog="python -m launch.demo", description=__doc__)
-    parser.add_argument("--ranks", type=positive, help="processes; default: the GPUs, else 2")
-    parser.add_argument("--question", default=DEFAULT_QUESTION, help="what to ask")
-    parser.add_argument("--port", type=positive, help="default: 8000, or a free one")
-    parser.add_argument("--once", action="store_true", help="stop after the batch")
+    add = parser.add_argument
+    add("--ranks", type=positive, metavar="N", help="processes; default: the GPUs, else 2")
+    add("--question", default=DEFAULT_QUESTION, metavar="TEXT", help="what to ask")
+    add("--port", type=tcp_port, metavar="PORT", help="default: 8000, or a free one")
+    add("--once", action="store_true", help="stop after the batch")
     return parser.parse_args(arguments)
 
 

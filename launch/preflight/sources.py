@@ -22,5 +22,6 @@ def check_sources(config: ServeConfig) -> None:
         )
     if any(prefix.scheme == "s3" for prefix in prefixes) and not importlib.util.find_spec("s3fs"):
         raise PreflightError(
-            "--adapter-source has an s3:// prefix, but s3fs is not installed: pip install s3fs"
+            "--adapter-source has an s3:// prefix, but s3fs is not installed: run "
+            "`pip install -e '.[s3]'` in the checkout"
         )

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from launch.demo.__main__ import parse
 from launch.demo.batch import ask_all
 from launch.demo.service import HOST, Service, ServiceError, choose_port, serve_command
 
@@ -133,3 +134,20 @@ def test_stopping_the_driver_stops_the_server(port: int, stop: signal.Signals) -
     while psutil.pid_exists(server) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not psutil.pid_exists(server)
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ("--ranks=two", "--ranks: 'two' must be a whole number from 1 on"),
+        ("--ranks=0", "--ranks: '0' must be a whole number from 1 on"),
+        ("--port=70000", "--port: '70000' must be a whole number from 1 to 65535"),
+        ("--port=http", "--port: 'http' must be a whole number from 1 to 65535"),
+    ],
+)
+def test_a_wrong_option_is_named(
+    option: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse([option])
+    assert ended.value.code == 2 and reason in capsys.readouterr().err
