@@ -13,7 +13,7 @@ import yaml
 
 from launch.options.config import ServeConfig
 from launch.options.fields import PREFIX, Option, all_options
-from tp_engine.config import EngineConfig
+from tp_engine.config import GIB, KIB, MIB, TIB, Bytes, EngineConfig
 
 CONFIG_VARIABLE = PREFIX + "CONFIG"
 """Names the configuration file when ``--config`` does not."""
@@ -66,8 +66,8 @@ def make_parser(version: str) -> argparse.ArgumentParser:
 
 def _add(group: argparse._ArgumentGroup, option: Option) -> None:
     text = option.help
-    if isinstance(option.default, (str, int, float)):
-        text += f" Default: {shown(option.default)}."
+    if default := default_of(option):
+        text += f" Default: {default}."
     text = text.replace("%", "%%")
     if option.kind is bool:
         group.add_argument(option.flag, action=argparse.BooleanOptionalAction, help=text)
@@ -87,6 +87,21 @@ def shown(value: Any) -> str:
     return (
         "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     )
+
+
+def default_of(option: Option) -> str:
+    """An option's default as a source would give it; empty where there is none to show."""
+    if not isinstance(option.default, (str, int, float)):
+        return ""
+    if option.kind == Bytes:
+        return _size(int(option.default))
+    return shown(option.default)
+
+
+def _size(count: int) -> str:
+    units = {TIB: "TiB", GIB: "GiB", MIB: "MiB", KIB: "KiB", 1: ""}
+    size = next(size for size in units if count % size == 0)
+    return f"{count // size}{units[size]}"
 
 
 def from_flags(
