@@ -14,7 +14,7 @@ def collect_stats(engine: Engine) -> Stats:
     """Gauges and counters of now; what adapters are called is not the engine's to know."""
     scheduler, pool = engine.scheduler, engine.pool
     adapter_pages = sum(len(r.pages) for r in engine.residency.residents)
-    kv_pages = len(scheduler.held_pages()) - adapter_pages
+    kv_pages = pool.num_pages - pool.free - engine.prefix.evictable() - adapter_pages
     gauges = {
         "num_requests_running": float(len(scheduler.running)),
         "num_requests_waiting": float(len(scheduler.waiting) + scheduler.num_parked),

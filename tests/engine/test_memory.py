@@ -157,7 +157,8 @@ def test_pages_that_were_only_looked_at_are_worth_no_more() -> None:
         books.prefix.publish(key, page)
         books.prefix.give_back([page])
     for _ in range(5):
-        books.prefix.give_back(books.prefix.match([b"a"]), used=False)
+        assert books.prefix.find([b"a", b"?"]) == pages[:1]
+        assert books.prefix.idle_among(pages) == 2
     assert books.pool.take(1, PageUse.KV) == pages[:1], "the one that was used before the other"
 
 

@@ -114,6 +114,7 @@ def test_waste_is_what_pages_hold_beside_rows_and_tokens() -> None:
     gauges = engine.stats().gauges
     assert gauges["waste_adapters_bytes"] == 2 * engine.layout.page_bytes - 200
     computed = engine.scheduler.running[0].computed
+    assert gauges["pages_kv"] == len(engine.scheduler.running[0].pages)
     assert gauges["waste_kv_tokens"] == -computed % engine.layout.block_tokens > 0
     drive(engine)
     assert engine.stats().gauges["waste_kv_tokens"] == 0

@@ -12,12 +12,14 @@ built instead of reading another request's memory.
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from enum import IntEnum
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from tp_engine.memory.worth import Worth
 
@@ -49,7 +51,7 @@ class PagePool:
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self._free = deque(range(num_pages))
-        self._references = [0] * num_pages
+        self._references = array("q", bytes(8 * num_pages))
         self._generation = [0] * num_pages
         self._use = [PageUse.NONE] * num_pages
         self.taken_over = {PageUse.KV: 0, PageUse.ADAPTER: 0}
@@ -126,10 +128,10 @@ class PagePool:
             cached: pages that the prefix cache keeps for nobody in particular.
         """
         references = np.array(self._references)
-        wanted, free, kept = (np.zeros(self.num_pages, np.int64) for _ in range(3))
-        wanted[list(held)] = list(held.values())
-        np.add.at(free, list(self._free), 1)
-        kept[list(cached)] = 1
+        wanted, kept = (np.zeros(self.num_pages, np.int64) for _ in range(2))
+        wanted[_ints(held.keys())] = _ints(held.values())
+        free = np.bincount(_ints(self._free), minlength=self.num_pages)
+        kept[_ints(cached)] = 1
         states = (free > 0) + (references > 0) + ((kept > 0) & (references == 0)).astype(np.int64)
         faults = [f"page {page} stands in the free list twice" for page in np.flatnonzero(free > 1)]
         for page in np.flatnonzero(references != wanted):
@@ -139,3 +141,7 @@ class PagePool:
         for page in np.flatnonzero(states != 1):
             faults.append(f"page {page} is {'leaked' if states[page] == 0 else 'in two states'}")
         return faults
+
+
+def _ints(values: Collection[int]) -> npt.NDArray[np.int64]:
+    return np.fromiter(values, np.int64, len(values))

@@ -54,16 +54,26 @@ class PrefixCache:
         """Pages kept for nobody in particular."""
         return set(self._idle)
 
-    def match(self, keys: Sequence[bytes]) -> list[int]:
-        """The pages of the longest known run of ``keys``, with one reference taken on each."""
+    def find(self, keys: Sequence[bytes]) -> list[int]:
+        """The pages of the longest known run of ``keys``, as they are."""
         pages: list[int] = []
         for key in keys:
             page = self._page_of.get(key)
             if page is None:
                 break
+            pages.append(page)
+        return pages
+
+    def idle_among(self, pages: Sequence[int]) -> int:
+        """How many of some pages are without references."""
+        return sum(map(self._idle.__contains__, pages))
+
+    def match(self, keys: Sequence[bytes]) -> list[int]:
+        """As `find`, with one reference taken on each page."""
+        pages = self.find(keys)
+        for page in pages:
             self._idle.discard(page)
             self._pool.share(page)
-            pages.append(page)
         return pages
 
     def publish(self, key: bytes, page: int, owner: str = "") -> None:
@@ -80,8 +90,8 @@ class PrefixCache:
             self._owner_of[page] = owner
             self._owned.setdefault(owner, set()).add(page)
 
-    def give_back(self, pages: Sequence[int], *, used: bool = True) -> None:
-        """Drop one reference each; known pages stay, as used once more, or as they were.
+    def give_back(self, pages: Sequence[int]) -> None:
+        """Drop one reference each; known pages stay, as used once more.
 
         A sequence that has a block has all before it, so a block is never worth more than the one
         that it follows; of equal ones the last block goes first.
@@ -93,7 +103,7 @@ class PrefixCache:
             if known:
                 before = self._weight.get(page, UNUSED)
                 if before not in after:
-                    weight = count_use(before, now) if used else before
+                    weight = count_use(before, now)
                     after[before] = weight, (False, log_worth(weight, self._prices.kv, 1))
                 self._weight[page], worth = after[before]
             if not self._pool.drop(page):

@@ -15,8 +15,8 @@ its way stays where it is until that has landed. So nothing can wait in a circle
 from __future__ import annotations
 
 from bisect import insort
-from collections import deque
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
 
@@ -164,15 +164,13 @@ class Scheduler:
             self._prefix.publish(keys[block], request.pages[block], owner)
         request.published = full
 
-    def held_pages(self) -> dict[int, int]:
+    def held_pages(self) -> Counter[int]:
         """Page -> references, as the running requests and resident adapters say."""
-        held: dict[int, int] = {}
+        held: Counter[int] = Counter()
         for request in self.running:
-            for page in request.pages:
-                held[page] = held.get(page, 0) + 1
+            held.update(request.pages)
         for resident in self._residency.residents:
-            for page in resident.pages:
-                held[page] = held.get(page, 0) + 1
+            held.update(resident.pages)
         return held
 
     def _take(self, request: Request, rows: int) -> Work:
@@ -233,39 +231,43 @@ class Scheduler:
         if request.adapter is not None:
             request.resident = self._residency.acquire(request.adapter)
             assert request.resident is not None, "it has just been seen to be ready"
-        cached = self._match(request)
-        rows = min(request.remaining, budget)
-        missing = self._layout.blocks(request.computed + rows) - len(request.pages)
+        block = self._layout.block_tokens
+        # At least one token is left to compute.
+        keys = request.block_keys((len(request.tokens) - 1) // block, block)
+        cached = self._prefix.find(keys)
+        rows = min(request.remaining - len(cached) * block, budget)
+        missing = self._layout.blocks(len(cached) * block + rows) - len(cached)
         # The running ones will grow next; taking their last pages would only preempt them.
-        reserve = len(self.running)
-        if self._pool.available() < missing + reserve or not self._add_pages(request, missing):
-            self._free(request, used=False)  # it will look again and again
+        spare = self._prefix.idle_among(cached) + len(self.running)
+        if self._pool.available() < missing + spare:
+            self._free(request)
             return False
-        request.slot = self._free_slots.popleft()
-        request.slot_is_new = True
-        self._count_admission(request, cached)
+        self._begin(request, keys)
+        found = self._add_pages(request, missing)
+        assert found, "taking what is cached makes no other page unavailable"
         return True
 
-    def _match(self, request: Request) -> int:
-        """Take the cached blocks of its tokens; at least one token is left to compute."""
-        blocks = (len(request.tokens) - 1) // self._layout.block_tokens
-        request.pages = self._prefix.match(request.block_keys(blocks, self._layout.block_tokens))
+    def _begin(self, request: Request, keys: Sequence[bytes]) -> None:
+        """Give a request a slot and what is cached of its blocks."""
+        request.pages = self._prefix.match(keys)
         request.generations = [self._pool.generation(page) for page in request.pages]
         request.published = len(request.pages)
         request.computed = len(request.pages) * self._layout.block_tokens
-        return request.computed
+        request.slot = self._free_slots.popleft()
+        request.slot_is_new = True
+        self._count_admission(request)
 
-    def _count_admission(self, request: Request, cached: int) -> None:
+    def _count_admission(self, request: Request) -> None:
         self.counters.prefix_query_tokens += len(request.tokens)
-        self.counters.prefix_hit_tokens += cached
+        self.counters.prefix_hit_tokens += request.computed
         if not request.admitted:
             request.admitted = True
             if request.adapter is not None:
                 self._demand.use(request.adapter.handle)
-            request.cached_tokens = cached
+            request.cached_tokens = request.computed
 
-    def _free(self, request: Request, *, used: bool = True) -> None:
-        self._prefix.give_back(request.pages, used=used)
+    def _free(self, request: Request) -> None:
+        self._prefix.give_back(request.pages)
         request.pages, request.generations = [], []
         request.computed = request.published = request.pages_told = 0
         if request.resident is not None:
