@@ -207,16 +207,16 @@ async def test_usage_in_streams(api: Api, include: bool | None) -> None:
 async def test_usage_goes_along_with_every_chunk_when_asked_for(api: Api) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     fields = {"n": 2, "max_tokens": 3, "stream": True}
-    for response in (
-        await api.complete(prompt=["ab", "c"], stream_options=options, **fields),
-        await api.chat(stream_options=options, **fields),
-    ):
-        usages = [chunk["usage"] for chunk in events(response)]
-        counts = [usage["completion_tokens"] for usage in usages]
-        assert counts == sorted(counts) and len(set(counts)) > 2
+    for call, prompt in ((api.complete, {"prompt": ["ab", "c"]}), (api.chat, {})):
+        chunks = events(await call(stream_options=options, **fields, **prompt))
+        usages = [chunk["usage"] for chunk in chunks]
         assert len({usage["prompt_tokens"] for usage in usages}) == 1
         assert all(u["total_tokens"] == u["prompt_tokens"] + u["completion_tokens"] for u in usages)
-        assert usages[-1] == usages[-2]
+        counts = [usage["completion_tokens"] for usage in usages]
+        assert counts == sorted(counts) and counts[0] > 0 and usages[-1] == usages[-2]
+        if call == api.complete:  # where each token is a character
+            lengths = [sum(map(len, texts(chunks[:end]).values())) for end in range(1, len(chunks))]
+            assert counts[:-1] == lengths
     alone = {"continuous_usage_stats": True}
     response = await api.complete(prompt="a", max_tokens=3, stream=True, stream_options=alone)
     assert all("usage" not in chunk for chunk in events(response))
