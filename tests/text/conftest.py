@@ -24,3 +24,10 @@ def demo_tokenizer() -> Tokenizer:
     if not (directory / "tokenizer.json").is_file():
         pytest.skip("the demo model is not in the cache")
     return Tokenizer.load(directory)
+
+
+@pytest.fixture(params=["byte_level_tokenizer", "fallback_tokenizer", "demo_tokenizer"])
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    found = request.getfixturevalue(request.param)
+    assert isinstance(found, Tokenizer)
+    return found

@@ -30,13 +30,6 @@ def stream(tokenizer: Tokenizer, ids: Sequence[int], *, skip: bool = True) -> li
     return parts
 
 
-@pytest.fixture(params=["byte_level_tokenizer", "fallback_tokenizer", "demo_tokenizer"])
-def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
-    found = request.getfixturevalue(request.param)
-    assert isinstance(found, Tokenizer)
-    return found
-
-
 @pytest.mark.parametrize("text", SAMPLES)
 def test_stream_concatenates_to_the_text_without_half_characters(
     tokenizer: Tokenizer, text: str

@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import tp_engine.text
 from tests.text.tiny_tokenizers import byte_level
@@ -102,6 +104,26 @@ def test_a_given_template_replaces_the_directory_s(tmp_path: Path) -> None:
         [{"role": "user", "content": "hi"}], template_arguments={"mode": "x"}
     )
     assert tokenizer.decode(ids) == "x"
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    parts=st.lists(
+        st.text(st.characters(exclude_categories=["Cs"]))
+        | st.sampled_from(
+            ["<|end|>", "<|im_end|>", "</s>", "  ", " the", "\u1112\u1161", "e\u0301"]
+        )
+    ),
+    special=st.booleans(),
+)
+def test_ids_are_those_of_the_library(
+    tokenizer: Tokenizer, parts: list[str], special: bool
+) -> None:
+    text = "".join(parts)
+    expected = tokenizer._inner(text, add_special_tokens=special)["input_ids"]
+    assert tokenizer.encode(text, add_special_tokens=special) == expected
 
 
 def test_token_bytes_join_to_the_text(
