@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Callable
 from typing import TypeVar
@@ -26,6 +27,8 @@ async def read_body(request: Request, decode: Callable[[bytes], T]) -> T:
     """
     # Not `Request.body`, which would keep it for as long as the answer takes.
     body = b"".join([part async for part in request.stream()])
+    collects = gc.isenabled()
+    gc.disable()  # a long body's values would be gone through again and again while they are made
     try:
         return decode(body)
     except msgspec.ValidationError as error:
@@ -33,3 +36,6 @@ async def read_body(request: Request, decode: Callable[[bytes], T]) -> T:
         raise InvalidRequest(str(error), param=found[1] if found else None) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from error
+    finally:
+        if collects:
+            gc.enable()

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from server.errors import InvalidRequest
 from server.openai.fields import ChatFields, ChatMessage, CompletionFields
@@ -33,11 +33,11 @@ def split_prompts(prompt: str | list[str | int | list[int]]) -> list[Prompt]:
     if isinstance(prompt, str):
         return [prompt]
     prompts: list[Prompt]
-    kinds = {type(item) for item in prompt}
+    kinds = set(map(type, prompt))
     if kinds == {int}:
-        prompts = [[item for item in prompt if isinstance(item, int)]]
+        prompts = [cast(list[int], prompt)]
     elif kinds in ({str}, {list}):
-        prompts = [item for item in prompt if not isinstance(item, int)]
+        prompts = cast(list[Prompt], prompt)
     else:
         raise InvalidRequest(
             "prompt must be a string, a list of strings, token ids, or a list of those",

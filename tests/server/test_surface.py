@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from prometheus_client.parser import text_string_to_metric_families
 
 import server
 from server import EngineClient, ServerConfig, create_app
 from server.auth import ApiKeys
+from server.body import read_body
 from server.metrics import HttpMetrics
 from server.openai.generation import Generation, Job
 from tests.server.conftest import Api, in_process
@@ -297,6 +300,25 @@ async def test_undeclared_long_bodies_are_refused_at_the_limit(api: Api) -> None
 
     error(await api.http.post("/v1/completions", content=content()), 413)
     assert read <= 2**20 + 2**19
+
+
+async def test_values_of_a_body_are_not_gone_through_while_they_are_made(
+    app: FastAPI, api: Api
+) -> None:
+    collects = []
+
+    def decode(body: bytes) -> int:
+        collects.append(gc.isenabled())
+        return msgspec.json.decode(body, type=int)
+
+    async def read(request: Request) -> str:
+        return str(await read_body(request, decode))
+
+    app.add_api_route("/read", read, methods=["POST"])
+    for content, status in ((b"5", 200), (b"x", 400), (b'"x"', 400)):
+        assert (await api.http.post("/read", content=content)).status_code == status
+        assert gc.isenabled()
+    assert collects == [False] * 3
 
 
 async def test_bodies_up_to_the_limit_are_read(api: Api) -> None:
