@@ -60,6 +60,7 @@ async def completion_ids(
     result = []
     for prompt in split_prompts(fields.prompt):
         if isinstance(prompt, str):
+            _check_length(len(prompt), tokenizer, ready, "prompt")
             work = partial(tokenizer.encode, prompt, add_special_tokens=special)
             ids = await _in_thread(work, len(prompt))
         else:
@@ -77,7 +78,12 @@ async def chat_ids(fields: ChatFields, tokenizer: Tokenizer, ready: Ready) -> li
     """
     if not fields.messages:
         raise InvalidRequest("messages must not be empty", param="messages")
+    if len(fields.messages) > ready.max_model_len:
+        text = f"{len(fields.messages)} messages do not fit into {ready.max_model_len} tokens"
+        raise InvalidRequest(text, param="messages", code="context_length_exceeded")
     messages = [_plain(message, index) for index, message in enumerate(fields.messages)]
+    characters = sum(len(message["content"]) for message in messages)
+    _check_length(characters, tokenizer, ready, "messages")
     carry_on = fields.continue_final_message or False
     prompted = fields.add_generation_prompt
     if carry_on and prompted:
@@ -94,7 +100,7 @@ async def chat_ids(fields: ChatFields, tokenizer: Tokenizer, ready: Ready) -> li
         template_arguments=fields.chat_template_kwargs,
     )
     try:
-        ids = await _in_thread(work, sum(len(message["content"]) for message in messages))
+        ids = await _in_thread(work, characters)
     except ChatTemplateError as error:
         raise InvalidRequest(str(error), param=error.param, code="chat_template") from error
     _check_ids(ids, ready.vocab_size, "messages")
@@ -131,6 +137,17 @@ def output_limit(
             code="context_length_exceeded",
         )
     return wanted or min(room, default or room)
+
+
+def _check_length(characters: int, tokenizer: Tokenizer, ready: Ready, param: str) -> None:
+    """Refuse what cannot fit before the long work of tokenising it."""
+    if characters > ready.max_model_len * tokenizer.longest:
+        raise InvalidRequest(
+            f"{param} has {characters} characters; the context holds {ready.max_model_len} tokens, "
+            f"each of at most {tokenizer.longest} characters",
+            param=param,
+            code="context_length_exceeded",
+        )
 
 
 async def _in_thread(work: Callable[[], list[int]], characters: int) -> list[int]:

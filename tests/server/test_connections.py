@@ -14,11 +14,14 @@ import openai
 import pytest
 
 from server import EngineClient
-from server.openai.prompts import LONG_TEXT
-from tests.server.fake_engine import VOCAB, FakeEngine
+from server.openai import prompts
+from tests.server.fake_engine import CONTEXT, MODELS, VOCAB, FakeEngine
+from tp_engine.messages import Models
 from tp_engine.text import Tokenizer
 
 pytestmark = pytest.mark.anyio
+LONG = 1000
+"""Characters that the context does not hold, though it holds as many tokens as they might be."""
 
 
 def request(path: str = "/v1/completions", **fields: object) -> bytes:
@@ -166,14 +169,19 @@ async def test_health_answers_while_long_bodies_are_refused(
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
 
 
-async def test_health_answers_while_long_text_is_tokenised(port: int) -> None:
+async def test_health_answers_while_long_text_is_tokenised(
+    port: int, engine: FakeEngine, client: EngineClient
+) -> None:
+    await engine.send(Models(models=MODELS, max_model_len=100_000))
+    await client.wait_for(lambda: client.ready is not None and client.ready.max_model_len > CONTEXT)
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as http:
         body = {"model": "base", "prompt": "the word " * 100_000}
         upload = asyncio.create_task(http.post("/v1/completions", json=body))
         while not upload.done():
             async with asyncio.timeout(1):
                 assert (await http.get("/health")).status_code == 200
-        assert (await upload).json()["error"]["code"] == "context_length_exceeded"
+        found = (await upload).json()["error"]
+        assert found["code"] == "context_length_exceeded" and "the prompt has" in found["message"]
 
 
 @dataclass
@@ -190,11 +198,12 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowTokenizer]:
     encode = Tokenizer.encode
 
     def wait_and_encode(tokenizer: Tokenizer, text: str, **options: bool) -> list[int]:
-        if len(text) > LONG_TEXT:
+        if len(text) > LONG:
             slow.begun.append(len(text))
             assert slow.go.wait(20)
         return encode(tokenizer, text, **options)
 
+    monkeypatch.setattr(prompts, "LONG_TEXT", LONG)
     monkeypatch.setattr(Tokenizer, "encode", wait_and_encode)
     yield slow
     slow.go.set()
@@ -213,8 +222,7 @@ async def test_many_long_texts_hold_up_no_short_one(
         base_url=f"http://127.0.0.1:{port}", timeout=20, limits=limits
     ) as http:
         long = [
-            asyncio.create_task(http.post(path, json=body("a" * (LONG_TEXT + 1))))
-            for _ in range(40)
+            asyncio.create_task(http.post(path, json=body("a" * (LONG + 1)))) for _ in range(40)
         ]
         async with asyncio.timeout(10):
             while not slow.begun:
@@ -228,7 +236,7 @@ async def test_many_long_texts_hold_up_no_short_one(
 async def test_a_text_whose_client_has_left_is_not_tokenised(
     port: int, slow: SlowTokenizer
 ) -> None:
-    data = request(prompt="a" * (LONG_TEXT + 1))
+    data = request(prompt="a" * (LONG + 1))
     stayed = [await connect(port, data) for _ in range(2)]
     async with asyncio.timeout(5):
         while len(slow.begun) < 2:

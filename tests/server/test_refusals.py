@@ -12,8 +12,9 @@ from server import engine_client
 from server.errors import failure
 from server.openai.generation import Job
 from tests.server.conftest import Api
-from tests.server.fake_engine import FakeEngine
+from tests.server.fake_engine import CONTEXT, FakeEngine
 from tests.server.sse import error
+from tp_engine.text import Tokenizer
 
 pytestmark = pytest.mark.anyio
 PATHS = ("/v1/completions", "/v1/chat/completions")
@@ -216,6 +217,27 @@ async def test_a_prompt_of_many_outputs_counts_for_each(
     found = error(await api.complete(prompt=[[5] * 300, [6] * 34], n=3), 400)
     assert found["param"] == "n" and "6 outputs have 1002 tokens: at most 1000" in found["message"]
     assert (await api.complete(prompt=[[5] * 300, [6] * 33], n=3)).status_code == 200
+
+
+async def test_what_cannot_fit_is_refused_before_it_is_tokenised(
+    api: Api, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = CONTEXT * tokenizer.longest
+    user = {"role": "user", "content": "a" * (most // 2 + 1)}
+    assert "the prompt has" in error(await api.complete(prompt="a" * most), 400)["message"]
+
+    def encode(*arguments: Any, **options: Any) -> list[int]:
+        raise AssertionError("it is tokenised")
+
+    monkeypatch.setattr(Tokenizer, "encode", encode)
+    for answer, name, text in (
+        (await api.complete(prompt="a" * (most + 1)), "prompt", f"{most + 1} characters"),
+        (await api.chat(messages=[user, user]), "messages", f"{most + 2} characters"),
+        (await api.chat(messages=[user | {"content": ""}] * (CONTEXT + 1)), "messages", "513 mess"),
+    ):
+        found = error(answer, 400)
+        assert (found["param"], found["code"]) == (name, "context_length_exceeded")
+        assert text in found["message"] and str(CONTEXT) in found["message"]
 
 
 async def test_full_queue_is_a_503_worth_a_retry(api: Api) -> None:

@@ -126,6 +126,13 @@ def test_ids_are_those_of_the_library(
     assert tokenizer.encode(text, add_special_tokens=special) == expected
 
 
+def test_no_token_stands_for_more_than_the_longest(tokenizer: Tokenizer) -> None:
+    lengths = [
+        len(tokenizer.decode([token], skip_special_tokens=False)) for token in range(len(tokenizer))
+    ]
+    assert max(lengths) <= tokenizer.longest <= 2 * max(lengths) + 6
+
+
 def test_token_bytes_join_to_the_text(
     byte_level_tokenizer: Tokenizer, fallback_tokenizer: Tokenizer
 ) -> None:

@@ -44,6 +44,8 @@ class Tokenizer:
         added = inner.added_tokens_decoder.items()
         self._added = {token: entry.content for token, entry in added}
         self.special_ids = frozenset(token for token, entry in added if entry.special)
+        self.longest = max(map(len, self._backend.get_vocab()))
+        """Characters of the longest entry: a token stands for at most so many."""
         self._library_options = _parameters(inner.apply_chat_template) | {"messages"}
 
     @classmethod
