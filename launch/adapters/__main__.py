@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -19,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code.
 
     0 done, 1 refused or failed by the server, 2 a command line that says nothing sensible or a file
-    that cannot be read, 3 no server was reached.
+    that cannot be read, 3 no server was reached, 130 interrupted.
     """
     errors = Console(stderr=True, soft_wrap=True, highlight=False)
     arguments = make_parser().parse_args(argv)
@@ -27,6 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = settings_of(arguments)
         with ControlPlane(settings) as server:
             run(arguments, server, Output(json=arguments.json))
+            sys.stdout.flush()
+        return 0
+    except BrokenPipeError:  # whoever reads has enough; what is buffered would raise at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (UsageError, OSError) as error:
         errors.print(f"error: {error}", markup=False)

@@ -73,7 +73,7 @@ def make_parser() -> argparse.ArgumentParser:
         description="Watch over the adapters of a running server.",
         epilog=f"The key is the first of --key-file, else {KEY_VARIABLE}, else the first in the "
         f"file that {KEY_FILE_VARIABLE} names. Options may also follow the command. Exit codes: "
-        "0 done, 1 refused or failed, 2 wrong usage, 3 no server.",
+        "0 done, 1 refused or failed, 2 wrong usage, 3 no server, 130 interrupted.",
     )
     url = os.environ.get(URL_VARIABLE, DEFAULT_URL)
     parser.set_defaults(url=url, key_file=None, json=False)

@@ -83,7 +83,8 @@ class ControlPlane:
             text = f"{error.get('message')}; the key is {self._settings.origin}"
             return {**error, "message": text}
         if status == 404 and error.get("code") == "not_found":
-            return {"message": "there is no control plane: was the server given --admin-key-file?"}
+            text = f"{error.get('message')}; without --admin-key-file there is no control plane"
+            return {"message": text}
         return error
 
     def adapter(self, name: str, action: str = "") -> str:

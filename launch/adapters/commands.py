@@ -123,7 +123,7 @@ def _ended(operation: Answer, output: Output) -> None:
     if operation["state"] != "ready":
         error = operation["error"] or {"message": "cancelled", "code": None}
         code = f" ({error['code']})" if error["code"] else ""
-        raise Failed(f"{operation['name']} from {operation['source']}: {error['message']}{code}")
+        raise Failed(f"{operation['name']!r} from {operation['source']}: {error['message']}{code}")
     _tell(operation["result"], output, operation)
 
 

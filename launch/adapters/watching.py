@@ -26,14 +26,16 @@ _OPEN: Final = ("fetching", "verifying", "preloading")
 @contextmanager
 def bar(title: str, total: int | None) -> Iterator[Callable[..., None]]:
     """A bar on standard error; what is given moves it: ``move(done, total, title)``."""
+    errors = Console(stderr=True)
     progress = Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn(),
         TransferSpeedColumn(),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=errors,
         transient=True,
+        disable=not errors.is_terminal,  # else it leaves an empty line
     )
     with progress:
         task = progress.add_task(title, total=total)

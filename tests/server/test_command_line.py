@@ -1,6 +1,8 @@
 """The operators' command line, where there is nothing for it."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -147,3 +149,18 @@ def test_who_stops_watching_is_told_how_to_go_on(
     monkeypatch.setattr(watching.time, "sleep", interrupt)
     assert main(["watch", "op-7-x"]) == 130
     assert "operation op-7-x goes on in the server: `watch op-7-x`" in capsys.readouterr().err
+
+
+def test_who_reads_no_further_is_no_error() -> None:
+    program = (
+        "import sys; from launch.adapters.__main__ import main, ControlPlane\n"
+        "ControlPlane.ask = lambda *_, **__: {'id': 'x' * 10**6, 'name': 'a'}\n"
+        "sys.exit(main(['--json', 'cancel', 'x']))"
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", program], stdout=pipe, stderr=pipe) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.read(1) == b"{"
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
