@@ -19,6 +19,7 @@ from tp_engine.admission import (
 )
 from tp_engine.books import Books
 from tp_engine.fetching import Fetch
+from tp_engine.interpreter import idle
 from tp_engine.memory import AdapterFootprint, PageLayout, root_key
 from tp_engine.messages import Failed, Output, Stats, Submit, TokenLogprobs
 from tp_engine.outputs import not_finite, not_readable, token_output
@@ -171,7 +172,8 @@ class Engine:
         if self._under_way and (not begun or len(self._under_way) >= self._depth):
             outputs += self._complete(*self._under_way.popleft())
         elif not begun and self.tiers.busy:
-            time.sleep(WAIT_SECONDS)
+            with idle():
+                time.sleep(WAIT_SECONDS)
             self._beat()
         return outputs
 

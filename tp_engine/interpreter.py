@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -25,11 +26,32 @@ def freeze_objects() -> None:
     gc.freeze()
 
 
+class _Loop:
+    idle = False
+
+
 class _Pauses(threading.local):
     last = 0.0
 
 
+_loop = _Loop()
 _pauses = _Pauses()
+
+
+@contextmanager
+def idle() -> Iterator[None]:
+    """Around a wait of the loop that runs the steps, while it has no step to run or to end.
+
+    What goes on beside it needs not give way meanwhile. The loop alone says so, and takes it back
+    as the first thing after the wait, before it looks at what has come: so it is never idle while
+    it makes or runs a step. To take it back it needs the interpreter, which it gets within
+    `sys.getswitchinterval` (5 ms), once a wait.
+    """
+    _loop.idle = True
+    try:
+        yield
+    finally:
+        _loop.idle = False
 
 
 def giving_way(items: Iterable[T]) -> Iterator[T]:
@@ -37,11 +59,12 @@ def giving_way(items: Iterable[T]) -> Iterator[T]:
 
     Who launches work on a GPU lets go of the interpreter dozens of times a step. Each time a thread
     that wants it takes it, for `sys.getswitchinterval` at least, so a step waits until that thread
-    has no more to do. In the main thread there is nobody to give way to.
+    has no more to do. In the main thread there is nobody to give way to, nor while the loop is
+    `idle`.
     """
     beside = threading.current_thread() is not threading.main_thread()
     for item in items:
-        if beside and time.perf_counter() - _pauses.last > BURST_SECONDS:
+        if beside and not _loop.idle and time.perf_counter() - _pauses.last > BURST_SECONDS:
             time.sleep(PAUSE_SECONDS)
             _pauses.last = time.perf_counter()
         yield item

@@ -11,10 +11,12 @@ import shutil
 import tempfile
 from collections import deque
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import zmq
 
+from tp_engine.interpreter import idle
 from tp_engine.messages import Message, ToEngine, decode_to_engine, encode_all
 
 MAX_UNSENT = 10_000
@@ -62,10 +64,15 @@ class FrontEndLink:
             self._unsent.popleft()
 
     def receive(self, timeout: float) -> list[ToEngine]:
-        """All messages that are there, after waiting at most ``timeout`` seconds for the first."""
+        """All messages that are there, after waiting at most ``timeout`` seconds for the first.
+
+        Whoever waits has no step to run.
+        """
         self._flush()
         messages: list[ToEngine] = []
-        if self._pull.poll(int(timeout * 1000)):
+        with idle() if timeout else nullcontext():
+            ready = self._pull.poll(int(timeout * 1000))
+        if ready:
             while True:
                 try:
                     messages += decode_to_engine(self._pull.recv(zmq.NOBLOCK))

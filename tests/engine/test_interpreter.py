@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,12 +25,92 @@ from tests.adapters.writing import (
     tensors_of,
     write_adapter,
 )
+from tests.engine.fake import drive, image, make_engine, solo, submit
 from tests.helpers.tiny_models import make_checkpoint
 from tp_engine import interpreter
-from tp_engine.adapters import pack_adapter, read_adapter
+from tp_engine.adapters import ImageSize, pack_adapter, read_adapter
 from tp_engine.adapters.record import gain_places
-from tp_engine.interpreter import freeze_objects
+from tp_engine.interpreter import freeze_objects, giving_way, idle
+from tp_engine.link import FrontEndLink
 from tp_engine.models.spec import ModelSpec
+from tp_engine.params import SamplingParams
+
+
+def test_loops_beside_an_idle_loop_do_not_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    clock = SimpleNamespace(sleep=pauses.append, perf_counter=time.perf_counter)
+    monkeypatch.setattr(interpreter, "time", clock)
+    monkeypatch.setattr(interpreter, "BURST_SECONDS", -1.0)
+
+    def items() -> Iterator[int]:
+        yield 1
+        with idle():
+            yield from (2, 3, 4)
+        yield from (5, 6)
+
+    with ThreadPoolExecutor(1) as thread:
+        seen = thread.submit(lambda: [(each, len(pauses)) for each in giving_way(items())])
+    assert seen.result() == [(1, 1), (2, 1), (3, 1), (4, 1), (5, 2), (6, 3)]
+    assert [*giving_way(items())] == [1, 2, 3, 4, 5, 6] and len(pauses) == 3, "in the main thread"
+
+
+def test_the_loop_is_idle_while_it_waits_and_never_while_it_has_a_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read = threading.Event()
+
+    def fetch(digest: str) -> list[Any]:
+        assert read.wait(10)
+        return [image(digest)]
+
+    waits: list[bool] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(interpreter._loop.idle)
+        read.set()
+        time.sleep(seconds)
+
+    clock = SimpleNamespace(sleep=sleep, monotonic=time.monotonic)
+    monkeypatch.setattr("tp_engine.engine.time", clock)
+    engine, worker = make_engine(fetch=fetch)
+    carry_out = worker.run
+
+    def run(*arguments: Any) -> Any:
+        assert not interpreter._loop.idle
+        return carry_out(*arguments)
+
+    monkeypatch.setattr(worker, "run", run)
+    engine.roster.begin("x", "x", ImageSize(2, 8, 4, 0, 200), None)
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    submit(engine, "r", [1, 2, 3], params, SimpleNamespace(digest="x"))
+    assert drive(engine)["r"] == solo("x", [1, 2, 3], params)
+    assert waits and all(waits) and not interpreter._loop.idle
+
+
+class Polled:
+    """A socket that tells whether the loop was idle when it was polled."""
+
+    def __init__(self, socket: Any, seen: list[bool]) -> None:
+        self._socket, self._seen = socket, seen
+
+    def poll(self, timeout: int) -> int:
+        self._seen.append(interpreter._loop.idle)
+        return int(self._socket.poll(timeout))
+
+    def close(self, linger: int) -> None:
+        self._socket.close(linger=linger)
+
+
+@pytest.mark.parametrize(("timeout", "waits"), [(0.0, False), (0.001, True)])
+def test_the_loop_is_idle_while_it_waits_for_messages_but_not_when_it_looks(
+    timeout: float, waits: bool
+) -> None:
+    seen: list[bool] = []
+    link = FrontEndLink()
+    with closing(link):
+        link._pull = Polled(link._pull, seen)  # type: ignore[assignment]
+        assert link.receive(timeout) == []
+    assert seen == [waits] and not interpreter._loop.idle
 
 
 def test_what_exists_is_not_looked_at_again() -> None:
