@@ -19,7 +19,6 @@ from tp_engine.admission import (
 )
 from tp_engine.books import Books
 from tp_engine.fetching import Fetch
-from tp_engine.interpreter import idle
 from tp_engine.memory import AdapterFootprint, PageLayout, root_key
 from tp_engine.messages import Failed, Output, Stats, Submit, TokenLogprobs
 from tp_engine.outputs import not_finite, not_readable, token_output
@@ -30,8 +29,6 @@ from tp_engine.seeds import seed_source
 from tp_engine.stats import collect_stats
 from tp_engine.worker import Worker
 
-WAIT_SECONDS = 0.0005
-"""What a turn sleeps that has nothing to do until an adapter has moved."""
 SILENCE_SECONDS = 0.25
 """After which the other ranks hear that rank 0 lives, although there is nothing to do."""
 
@@ -172,8 +169,7 @@ class Engine:
         if self._under_way and (not begun or len(self._under_way) >= self._depth):
             outputs += self._complete(*self._under_way.popleft())
         elif not begun and self.tiers.busy:
-            with idle():
-                time.sleep(WAIT_SECONDS)
+            self.tiers.wait()
             self._beat()
         return outputs
 

@@ -17,8 +17,12 @@ from typing import Protocol
 
 from tp_engine.adapters import AdapterImage
 from tp_engine.fetching import Fetch, Fetcher
+from tp_engine.interpreter import idle
 from tp_engine.memory import AdapterFootprint, AdapterResidency, Demand, HostTier, Prices
 from tp_engine.plan import PlanKind
+
+WAIT_SECONDS = 0.0005
+"""Between looks at what moves while nothing can run."""
 
 
 class Stand(Enum):
@@ -206,6 +210,11 @@ class AdapterTiers:
             self._demand.release(handle)
             self._moved(handle)
         self._take_fetched()
+
+    def wait(self) -> None:
+        """Sleep a moment, as nothing can run until something has moved."""
+        with idle():
+            time.sleep(WAIT_SECONDS)
 
     def forget(self, handle: int) -> None:
         """Drop an adapter that is not moving from all tiers."""

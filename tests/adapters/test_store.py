@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -307,6 +308,41 @@ def test_many_threads_leave_one_past(store: AdapterStore, adapters: list[Path], 
     assert all(a != b for a, b in pairwise(past)), "a move that changes nothing is none"
     for digest in past:
         assert store.directory(digest).exists()
+
+
+def test_names_move_while_files_are_deleted(
+    store: AdapterStore, adapters: list[Path], read: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone, kept = (store.add(path, read)[0].digest for path in adapters)
+    deleting, go_on, delete = threading.Event(), threading.Event(), shutil.rmtree
+
+    def slowly(path: Path) -> None:
+        deleting.set()
+        assert go_on.wait(10)
+        delete(path)
+
+    monkeypatch.setattr(shutil, "rmtree", slowly)
+    with ThreadPoolExecutor(2) as threads:
+        discarded = threads.submit(store.discard, gone)
+        assert deleting.wait(10)
+        try:
+            assert threads.submit(store.promote, "x", kept).result(5) == []
+        finally:
+            go_on.set()
+        discarded.result()
+    assert [row.manifest.digest for row in store.revisions()] == [kept]
+
+
+def test_who_looks_does_not_wait_for_a_change(
+    store: AdapterStore, adapters: list[Path], read: Read
+) -> None:
+    first, second = (store.add(path, read)[0].digest for path in adapters)
+    store.promote("x", first)
+    with ThreadPoolExecutor(1) as thread:
+        with store._index._change() as db:
+            db.execute("UPDATE aliases SET digest = ?", (second,))
+            assert thread.submit(store.alias, "x").result(5).digest == first
+        assert thread.submit(store.alias, "x").result(5).digest == second
 
 
 def test_a_full_disk_fails_the_change_that_finds_it_alone(

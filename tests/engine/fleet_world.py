@@ -70,10 +70,10 @@ class FakeLoader(AdapterLoader):
             )
         ]
 
-    def write_back(self, name: str, digest: str) -> list[str]:
+    def write_back(self, digest: str, record: Callable[[], list[str]]) -> list[str]:
         if self.full:
             raise OSError(28, "No space left on device")
-        return super().write_back(name, digest)
+        return super().write_back(digest, record)
 
 
 def write_adapter(directory: Path, name: str) -> Path:
@@ -209,8 +209,9 @@ class World:
         self.reader_idle()
 
     def reader_idle(self) -> None:
-        """Return when the other thread has done all that it was given."""
+        """Return when the other threads have done all that they were given."""
         self.fleet._reader.submit(lambda: None).result(10)
+        self.fleet._recorder.submit(lambda: None).result(10)  # which gives the reader nothing
 
     # --- requests ----------------------------------------------------------------------------
 
@@ -255,5 +256,6 @@ def world_at(root: Path, **options: Any) -> Generator[World]:
     finally:
         world.fleet.close()
         world.fleet._reader.shutdown()
+        world.fleet._recorder.shutdown()
         store.close()
     assert world.engine.check_integrity() == []

@@ -75,7 +75,7 @@ def test_a_stop_waits_for_the_store_to_know_what_was_done(tmp_path: Path) -> Non
     gate = threading.Event()
     with world_at(tmp_path) as world:
         world.load("x", "good-2")
-        world.fleet._reader.submit(gate.wait, 10)
+        world.fleet._recorder.submit(gate.wait, 10)
         world.unload_begun("x")
         assert not world.fleet.put_away()
         gate.set()

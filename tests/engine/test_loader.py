@@ -49,10 +49,10 @@ def test_a_revision_of_another_base_earns_a_warning_with_both_digests(
     quantised, store = loader_for("digest-of-nf4", model, tmp_path / "store")
     revision, _ = quantised.load(adapter)
     quantised.record("x", revision.digest)
-    assert quantised.load_kept("x", revision.digest)[0].warnings == revision.warnings
+    assert quantised.load_kept(revision.digest)[0].warnings == revision.warnings
     store.close()
     plain, store = loader_for("digest-of-16-bit", model, tmp_path / "store")
-    *others, warning = plain.load_kept("x", revision.digest)[0].warnings
+    *others, warning = plain.load_kept(revision.digest)[0].warnings
     assert tuple(others) == revision.warnings
     registry = AdapterRegistry(["base"])
     with caplog.at_level(logging.WARNING):

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -174,12 +175,24 @@ def test_a_dirty_adapter_stays_on_the_hosts_until_it_is_written(tmp_path: Path) 
 
 def test_a_cold_push_is_read_back_from_its_own_files(tmp_path: Path) -> None:
     with world_at(tmp_path, host_pages=5) as world:
+        world.loader.full = True  # else x is written as soon as y has been read, and leaves it room
         world.push("x", "good-4")
         world.push("y", "good-3")
+        world.until(lambda: world.engine.tiers.starved)
         assert world.show("y").dirty and not world.show("y").warm, "x leaves it no room"
         world.unload("x")
         world.ask("r", "y")
         assert world.run()["r"] == solo("good-3", PROMPT, PARAMS)
+        assert revisions(world) == set() and spooled(world) == 1
+
+
+def test_a_push_that_finds_no_room_has_the_others_written_to_get_it(tmp_path: Path) -> None:
+    with world_at(tmp_path, host_pages=5) as world:
+        world.push("x", "good-4")
+        world.push("y", "good-3")
+        world.until(lambda: world.engine.roster.is_warm("good-3"))
+        assert not world.show("x").dirty and not world.show("x").warm
+        assert history(world, "x") == ["good-4"]
 
 
 def test_an_unloaded_push_is_gone_for_good(world: World) -> None:
@@ -276,7 +289,8 @@ def train(root: Path, say: int) -> None:
         revision, _ = loader.load_pushed(write_adapter(root / "spool" / name, name))
         loader.settled(revision.digest)
         os.write(say, f"pushed {name}\n".encode())
-        let_go = loader.write_back("x", revision.digest)
+        name_it = partial(loader.record_pushed, "x", revision.digest)
+        let_go = loader.write_back(revision.digest, name_it)
         os.write(say, f"durable {name}\n".encode())
         for digest in let_go:
             loader.discard(digest)

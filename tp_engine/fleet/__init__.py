@@ -2,7 +2,7 @@
 
 Reading order: `fleet` (what may be asked for), `loads`, `arriving` and `leaving` (revisions),
 `names`, `dirty` (what the store does not know yet), `holds` and `preloading` (memory), `listing`.
-`loader` and `keeper` do what is slow, in one other thread; `errands` is between them.
+`loader` and `keeper` do what is slow, in two other threads; `errands` is between them.
 """
 
 from tp_engine.fleet.errands import CallError, Loader

@@ -1,7 +1,7 @@
 """Revisions on their way to a name.
 
-    read and packed (a thread) ─> delivered to all ranks ─> the store's name moves (a thread)
-    ─> the name moves
+    read and packed (the reader) ─> delivered to all ranks
+    ─> the store's name moves (the recorder) ─> the name moves
 
 A push leaves the third step to `tp_engine.fleet.dirty`.
 """
@@ -92,7 +92,7 @@ class Arriving:
             reply = self._arrived(loading)
             self._settle(loading)
             return reply
-        except (AdapterError, StoreError) as error:
+        except (AdapterError, StoreError, CallError) as error:
             code, text = error.code, str(error)
         except ValueError as error:
             code, text = "adapter_too_large", str(error)
@@ -113,7 +113,7 @@ class Arriving:
         if loading.record is None:
             return True
         if loading.recorded is None:
-            loading.recorded = self._shared.reader.submit(
+            loading.recorded = self._shared.recorder.submit(
                 loading.record, loading.name, revision.digest
             )
         if not loading.recorded.done():

@@ -1,7 +1,7 @@
 """Names that mean what was pushed, before the store knows.
 
-    mark ─> (an interval passes, or it is asked for, or the service stops) ─> written back (a
-    thread) ─> clean, unless the name was pushed to meanwhile
+    mark ─> (an interval passes, or it is asked for, or the service stops) ─> its files are kept
+    (the reader) ─> its name is written (the recorder) ─> clean, unless it was pushed to meanwhile
 
 A name has one dirty revision, the newest: one that is pushed over before it is written is never
 written, and goes when its last request has ended. In the store the next write-back of a name takes
@@ -26,10 +26,11 @@ from tp_engine.messages import AdaptersFlushed, FlushAdapters
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Unsaved:
     """What a name means and the store does not know."""
 
+    name: str
     digest: str
     due: float
     """When it is written back, as `time.monotonic` counts."""
@@ -38,6 +39,9 @@ class Unsaved:
     """Why the last attempt failed."""
     put_away: bool = False
     """Whether the stop of the service has begun to write it."""
+    gone: bool = False
+    """Whether the name means nothing any more, so that it must not be named in the store; set
+    before the store is asked to erase the name."""
 
 
 class Dirty:
@@ -49,7 +53,8 @@ class Dirty:
         self._leaving = leaving
         self._interval = interval or math.inf
         self._names: dict[str, Unsaved] = {}
-        self._abandoned: list[Future[LetGo]] = []
+        self._abandoned: list[Unsaved] = []
+        """What is being written while its name means something else already, or nothing."""
         self._flushes: list[tuple[FlushAdapters, list[str]]] = []
 
     @property
@@ -79,13 +84,19 @@ class Dirty:
         if before is not None and before.writing is None:
             due = before.due
         self.clear(name)
-        self._names[name] = Unsaved(digest, due)
+        self._names[name] = Unsaved(name, digest, due)
 
     def clear(self, name: str) -> None:
         """A name means something else now, which is kept in another way, or nothing."""
         before = self._names.pop(name, None)
         if before is not None and before.writing is not None:
-            self._abandoned.append(before.writing)
+            self._abandoned.append(before)
+
+    def gone(self, name: str) -> None:
+        """A name means nothing any more: nothing that is being written is to be named so."""
+        self.clear(name)
+        for unsaved in self._abandoned:
+            unsaved.gone |= unsaved.name == name
 
     def begin(self, name: str) -> Future[LetGo] | None:
         """Begin to write back what a name means; None if the store knows it."""
@@ -93,9 +104,7 @@ class Dirty:
         if unsaved is None:
             return None
         if unsaved.writing is None:
-            unsaved.writing = self._shared.reader.submit(
-                self._shared.loader.write_back, name, unsaved.digest
-            )
+            unsaved.writing = self._shared.reader.submit(self._write_back, unsaved)
         return unsaved.writing
 
     def begin_all(self) -> None:
@@ -126,12 +135,28 @@ class Dirty:
                 self.begin(name)
             elif unsaved.writing is not None and unsaved.writing.done():
                 self._written(name, unsaved, unsaved.writing)
-        for writing in [each for each in self._abandoned if each.done()]:
-            self._abandoned.remove(writing)
-            self._take(writing)
+        for unsaved in list(self._abandoned):
+            if unsaved.writing is not None and unsaved.writing.done():
+                self._abandoned.remove(unsaved)
+                self._take(unsaved.writing)
         answers = [self._answer(call, names) for call, names in self._flushes if self._done(names)]
         self._flushes = [flush for flush in self._flushes if not self._done(flush[1])]
         return answers
+
+    def _write_back(self, unsaved: Unsaved) -> LetGo:
+        """In the reader's thread."""
+        if unsaved.gone:
+            return []
+        recorder = self._shared.recorder
+        return self._shared.loader.write_back(
+            unsaved.digest, lambda: recorder.submit(self._record, unsaved).result()
+        )
+
+    def _record(self, unsaved: Unsaved) -> LetGo:
+        """In the recorder's thread: before the name is erased, or not at all."""
+        if unsaved.gone:
+            return []
+        return self._shared.loader.record_pushed(unsaved.name, unsaved.digest)
 
     def _written(self, name: str, unsaved: Unsaved, writing: Future[LetGo]) -> None:
         unsaved.writing = None
@@ -157,8 +182,10 @@ class Dirty:
     def _answer(self, call: FlushAdapters, names: list[str]) -> AdaptersFlushed:
         left = {name: self._names[name].error for name in names if name in self._names}
         failed = {name: error for name, error in left.items() if error}
+        named = self._shared.registry.adapters
         return AdaptersFlushed(
             call_id=call.call_id,
-            written=[name for name in names if name not in left],  # nor pushed to meanwhile
+            # Nor pushed to meanwhile, nor unloaded.
+            written=[name for name in names if name not in left and name in named],
             failed=failed,
         )

@@ -39,10 +39,16 @@ class LeftOut:
 
 
 class Loader(Protocol):
-    """What is slow; every method is called in one other thread, in the order of the calls.
+    """What is slow. A ValueError refuses the call and says why.
 
-    What is loaded is not discarded before `settled` says that it has its name, or will not get
-    one. A ValueError refuses the call and says why.
+    Two other threads call the methods, each in the order of the calls, so that what takes no time
+    does not wait for what does. The reader's has what revisions hold, the recorder's names:
+
+        reader      load, load_kept, load_pushed, write_back, settled, discard, drop
+        recorder    which, record, record_pushed, roll_back, erase, pin, hold, kept
+
+    Between them one order is kept: what is loaded is not discarded before `settled` says that it
+    has its name, or will not get one.
     """
 
     @property
@@ -54,41 +60,49 @@ class Loader(Protocol):
         """Keep, read, check, cut and pack an adapter; ``source`` is where it was fetched from."""
         ...
 
-    def load_kept(self, name: str, revision: str | None) -> Loaded:
-        """Read and pack a revision of the store, named by its digest or, of the name's own, the
-        first digits of that; None: the one before the name's last move."""
+    def load_kept(self, digest: str) -> Loaded:
+        """Read and pack a revision of the store."""
         ...
 
     def load_pushed(self, directory: Path) -> Loaded:
         """Read, check, cut and pack what was pushed; the directory is the loader's from now on."""
         ...
 
-    def drop(self, directory: Path) -> None:
-        """Delete what was pushed and refused unread."""
+    def write_back(self, digest: str, record: Callable[[], LetGo]) -> LetGo:
+        """Keep a revision that was pushed; ``record`` makes it last that a name means it."""
         ...
 
     def settled(self, digest: str) -> None:
         """What was loaded has its name, or will not get one."""
         ...
 
+    def discard(self, digest: str) -> None:
+        """Delete a revision that nobody runs, unless a name refers to it."""
+        ...
+
+    def drop(self, directory: Path) -> None:
+        """Delete what was pushed and refused unread."""
+        ...
+
+    def which(self, name: str, revision: str | None) -> str:
+        """The digest of a revision of the store, named by that or, of the name's own, its first
+        digits; None: the one before the name's last move."""
+        ...
+
     def record(self, name: str, digest: str) -> LetGo:
         """Make it last that a name means a revision."""
+        ...
+
+    def record_pushed(self, name: str, digest: str) -> LetGo:
+        """Likewise a revision that was pushed and is kept: the next one takes its place."""
         ...
 
     def roll_back(self, name: str, digest: str) -> LetGo:
         """Make it last that a name means what it meant before its last move, this revision."""
         ...
 
-    def write_back(self, name: str, digest: str) -> LetGo:
-        """Make it last that a name means a revision that was pushed."""
-        ...
-
     def erase(self, name: str) -> LetGo:
         """Make it last that a name means nothing."""
-        ...
-
-    def discard(self, digest: str) -> None:
-        """Delete a revision that nobody runs, unless a name refers to it."""
         ...
 
     def kept(self, name: str, digest: str, *, whole: bool) -> Kept:

@@ -7,8 +7,10 @@
 
 The loop calls `turn` between steps; what reads, writes, packs or sends is done elsewhere. A name
 moves in one turn: requests before it keep the revision that they began with, and the old one is
-forgotten when the last of them has ended. All that is slow happens in one thread, in the order in
-which it was asked for: so the store's names go through the same changes as the loop's, some later.
+forgotten when the last of them has ended. What revisions hold is read, kept and deleted by one
+thread (the reader), what names mean in the store is changed and looked up by another (the
+recorder), which waits for no read. Each works in the order in which it was asked: so the store's
+names go through the same changes as the loop's, some later.
 """
 
 from __future__ import annotations
@@ -86,9 +88,16 @@ class AdapterFleet:
             flush_interval: seconds after which what was pushed is written to the store; 0: never.
             pinned: names that are kept in memory.
         """
-        # One at a time: the engine's steps need the host's cores more than a load does.
+        # One load at a time: the engine's steps need the host's cores more.
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter-reader")
-        shared = Shared(engine=engine, registry=registry, loader=loader, reader=self._reader)
+        self._recorder = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter-recorder")
+        shared = Shared(
+            engine=engine,
+            registry=registry,
+            loader=loader,
+            reader=self._reader,
+            recorder=self._recorder,
+        )
         self._shared = shared
         self._pinned = set(pinned)
         self._usage = Usage()
@@ -128,6 +137,7 @@ class AdapterFleet:
     def close(self) -> None:
         """Give up what has not been begun."""
         self._reader.shutdown(wait=False, cancel_futures=True)
+        self._recorder.shutdown(wait=False, cancel_futures=True)
 
     def admit(self, model: str) -> str:
         """The digest of what a new request's model means, empty for the base.
@@ -240,6 +250,8 @@ class AdapterFleet:
     def _unload(self, call: UnloadAdapter) -> None:
         left_out = self._shared.loader.left_out.get(call.name)
         if left_out is not None and call.name not in self._shared.registry.adapters:
+            if not self._arriving.is_free(call.name):
+                raise _loading(call.name)
             reply = AdapterReply(call_id=call.call_id, revision=left_out.digest)
             self._recording.begin(partial(self._shared.loader.erase, call.name), reply)
             return
@@ -247,7 +259,7 @@ class AdapterFleet:
         requests = len(self._shared.engine.users_of(digest))
         reply = AdapterReply(call_id=call.call_id, revision=digest, requests=requests)
         if not self._remove(call.name, reply):
-            raise CallError("adapter_loading", f"adapter {shown(call.name)} is being loaded")
+            raise _loading(call.name)
 
     def _remove(self, name: str, reply: AdapterReply | None = None) -> bool:
         """Let a name mean nothing, and answer when the store knows; not while it is loaded, for
@@ -258,9 +270,13 @@ class AdapterFleet:
         self._shared.registry.remove(name)
         self._names.gone(name)
         self._usage.forget(name)
-        self._dirty.clear(name)
+        self._dirty.gone(name)
         self._leaving.let_go(digest)
         self.changed = True
         self._recording.begin(partial(self._shared.loader.erase, name), reply)
         log.info("adapter %s is unloaded", shown(name))
         return True
+
+
+def _loading(name: str) -> CallError:
+    return CallError("adapter_loading", f"adapter {shown(name)} is being loaded")

@@ -1,9 +1,10 @@
-"""What the fleet has the store do; every method is called in the reader's thread."""
+"""What the fleet has the store do, by two threads: see `tp_engine.fleet.errands.Loader`."""
 
 from __future__ import annotations
 
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -11,7 +12,7 @@ import msgspec
 
 from tp_engine.adapters import AdapterRevision
 from tp_engine.adapters.errors import shown
-from tp_engine.adapters.store import AdapterStore, StoreError
+from tp_engine.adapters.store import AdapterStore, Flags, StoreError
 from tp_engine.fleet.errands import Kept, LeftOut, LetGo
 from tp_engine.fleet.pushed import PUSHED, PushedFiles
 
@@ -32,6 +33,8 @@ class Keeper:
         self.left_out: dict[str, LeftOut] = {}
         self._loaded: Counter[str] = Counter()
         """Revisions that are loaded and may get a name: they are not discarded."""
+        self._put_off: dict[str, Flags] = {}
+        """What has been asked of names that the store does not know yet."""
 
     def read(self, directory: Path) -> AdapterRevision:
         """Read and check an adapter."""
@@ -45,9 +48,11 @@ class Keeper:
 
     def record(self, name: str, digest: str) -> LetGo:
         """Make it last that a name means a revision."""
-        let_go = [] if self._store is None else self._store.promote(name, digest)
-        self._take_in(name)
-        return let_go
+        return [] if self._store is None else self._promote(self._store, name, digest)
+
+    def record_pushed(self, name: str, digest: str) -> LetGo:
+        """Likewise a revision that was pushed and is kept: the next one takes its place."""
+        return self._promote(self._need_store(), name, digest, pushed=True)
 
     def roll_back(self, name: str, digest: str) -> LetGo:
         """Make it last that a name means what it meant before its last move, this revision."""
@@ -56,8 +61,8 @@ class Keeper:
         self._take_in(name)
         return []
 
-    def write_back(self, name: str, digest: str) -> LetGo:
-        """Make it last that a name means a revision that was pushed.
+    def write_back(self, digest: str, record: Callable[[], LetGo]) -> LetGo:
+        """Keep a revision that was pushed; ``record`` makes it last that a name means it.
 
         Raises:
             AdapterError: its files are not what they were.
@@ -66,13 +71,13 @@ class Keeper:
         store, directory = self._need_store(), self._pushed.find(digest)
         if directory is not None:
             store.add(directory, self.read, source=PUSHED)
-        let_go = store.promote(name, digest, pushed=True)
+        let_go = record()
         self._pushed.drop(digest)
-        self._take_in(name)
         return let_go
 
     def erase(self, name: str) -> LetGo:
         """Make it last that a name means nothing."""
+        self._put_off.pop(name, None)
         if self._store is None or not self._store.knows(name):
             return []
         let_go = self._store.unname(name)
@@ -95,47 +100,62 @@ class Keeper:
         """What is known of a name and the revision that it means; ``whole``: its manifest too."""
         if self._store is None:
             return Kept(history=[])
-        base, manifest = self._store.base_digest, None
-        on_disk = self._store.has(digest)
-        if on_disk:
-            found = self._store.revision(digest).manifest
-            base, manifest = found.base_digest, msgspec.to_builtins(found) if whole else None
         history = [move.digest for move in self._store.moves(name)]
-        return Kept(history=history, on_disk=on_disk, base=base, manifest=manifest)
+        try:
+            found = self._store.revision(digest).manifest
+        except StoreError:  # as yet, or any more
+            return Kept(history=history, base=self._store.base_digest)
+        manifest = msgspec.to_builtins(found) if whole else None
+        return Kept(history=history, on_disk=True, base=found.base_digest, manifest=manifest)
 
-    def find_revision(self, name: str, text: str) -> str:
-        """The digest of a revision: ``text`` itself, or what a name has meant and begins so.
+    def which(self, name: str, revision: str | None) -> str:
+        """The digest of a revision: ``revision`` itself, or what a name has meant and begins so;
+        None: what it meant before its last move.
 
         Raises:
-            StoreError: there is no store; ``unknown_revision`` or ``ambiguous_revision``.
+            StoreError: there is no store, no such revision, or ``revision`` may be each of several.
         """
         store = self._need_store()
-        if store.has(text):
-            return text
-        if len(text) < FIRST_DIGITS:
+        if revision is None:
+            return store.earlier(name)
+        if store.has(revision):
+            return revision
+        if len(revision) < FIRST_DIGITS:
             reason = f"must be a digest or at least its first {FIRST_DIGITS} digits"
-            raise StoreError("unknown_revision", f"revision {shown(text)} {reason}")
+            raise StoreError("unknown_revision", f"revision {shown(revision)} {reason}")
         past = {move.digest for move in store.moves(name, undone=True)}
-        found = sorted(digest for digest in past if digest.startswith(text))
+        found = sorted(digest for digest in past if digest.startswith(revision))
         if not found:
             reason = f"is not in the store, and adapter {shown(name)} has had none that begins so"
-            raise StoreError("unknown_revision", f"revision {shown(text)} {reason}")
+            raise StoreError("unknown_revision", f"revision {shown(revision)} {reason}")
         if len(found) > 1:
             reason = f"may be each of {', '.join(found)}: more digits are needed"
-            raise StoreError("ambiguous_revision", f"revision {shown(text)} {reason}")
+            raise StoreError("ambiguous_revision", f"revision {shown(revision)} {reason}")
         return found[0]
 
     def pin(self, name: str, pinned: bool) -> LetGo:
         """Make it last that a name is pinned, or not."""
         if self._store is not None and self._store.knows(name):
             self._store.pin(name, pinned)
+        else:
+            self._put_off.setdefault(name, {})["pinned"] = pinned
         return []
 
     def hold(self, name: str, held: bool) -> LetGo:
         """Make it last that a name takes no new requests, or takes them again."""
         if self._store is not None and self._store.knows(name):
             self._store.hold(name, held)
+        else:
+            self._put_off.setdefault(name, {})["held"] = held
         return []
+
+    def _promote(
+        self, store: AdapterStore, name: str, digest: str, *, pushed: bool = False
+    ) -> LetGo:
+        let_go = store.promote(name, digest, pushed=pushed, flags=self._put_off.get(name))
+        self._put_off.pop(name, None)
+        self._take_in(name)
+        return let_go
 
     def _take_in(self, name: str) -> None:
         """A name is left out no more. The loop may be looking: what it sees never changes."""

@@ -1,7 +1,7 @@
 """Revisions that no name means any more, until nothing is left of them.
 
 let_go ─> its requests end, or are ended at the deadline ─> forgotten on all ranks
-─> deleted from the store (a thread), unless a name could be rolled back to it
+─> deleted from the store (the reader), unless a name could be rolled back to it
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Listing:
             and call.name in (None, name)
             and call.state in ("", self._state(name))
         }
-        self._open.append((call, self._shared.reader.submit(partial(self._kept, call, asked))))
+        self._open.append((call, self._shared.recorder.submit(partial(self._kept, call, asked))))
 
     def finished(self) -> list[AdapterList | AdapterReply]:
         """The answers that are ready."""
@@ -67,7 +67,7 @@ class Listing:
             return refusal(call_id, "store_failed", str(error))
 
     def _kept(self, call: ListAdapters, asked: Mapping[str, str]) -> dict[str, Kept]:
-        """In the thread of the store: what it knows of the first ones."""
+        """In the recorder's thread: what the store knows of the first ones."""
         found: dict[str, Kept] = {}
         for name, digest in asked.items():
             kept = self._shared.loader.kept(name, digest, whole=call.name is not None)

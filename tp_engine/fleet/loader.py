@@ -65,16 +65,12 @@ class AdapterLoader(Keeper):
         self._pushed.drop(revision.digest)
         return self._packed(revision)
 
-    def load_kept(self, name: str, revision: str | None) -> Loaded:
-        """Read and pack a revision of the store; None: the one before a name's last move.
+    def load_kept(self, digest: str) -> Loaded:
+        """Read and pack a revision of the store.
 
         Raises:
-            StoreError: there is no store, no such name or revision, or its files are damaged.
+            StoreError: there is no store, no such revision, or its files are damaged.
         """
-        if revision is None:
-            digest = self._need_store().earlier(name)
-        else:
-            digest = self.find_revision(name, revision)
         return self._packed(self.read_kept(digest))
 
     def fetch(self, digest: str) -> list[AdapterImage]:

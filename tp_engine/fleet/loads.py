@@ -36,14 +36,22 @@ class Loads:
                 f"adapter {shown(name)} is loaded, with revision {named[name].digest}; "
                 "load_inplace=true replaces it",
             )
-        load = partial(loader.load, self._roots.allowed(call), call.source)
+
+        def load() -> Loaded:
+            directory = self._roots.allowed(call)  # which may lie on a disk that is slow to answer
+            return loader.load(directory, call.source)
+
         self._arriving.begin(call, name, self._once_clean(name, load), loader.record)
 
     def move(self, call: MoveAdapter) -> None:
         """Begin to let a name mean another revision of the store."""
         name, loader = self._arriving.check_free(call.name), self._shared.loader
         record = loader.record if call.revision is not None else loader.roll_back
-        load = partial(loader.load_kept, name, call.revision)
+
+        def load() -> Loaded:
+            which = self._shared.recorder.submit(loader.which, name, call.revision)
+            return loader.load_kept(which.result())
+
         self._arriving.begin(call, name, self._once_clean(name, load), record)
 
     def push(self, call: PushAdapter) -> None:

@@ -137,8 +137,8 @@ class Names:
             return None
 
     def _record(self, call: NameCall, revision: RevisionCard, write: Callable[[], LetGo]) -> None:
-        """Write what has been done, and answer."""
-        self._dirty.begin(call.name)  # else the store has nothing to write it to
+        """Write what has been done, and answer; to last it needs a name that the store knows."""
+        write_back = self._dirty.begin(call.name)
         users = self._shared.engine.users_of(revision.digest)
         reply = AdapterReply(call_id=call.call_id, revision=revision.digest, requests=len(users))
-        self._recording.begin(write, reply)
+        self._recording.begin(write, reply, write_back)

@@ -20,7 +20,7 @@ class Roots:
         self._fetched = [] if fetched is None else [fetched.resolve()]
 
     def allowed(self, call: LoadAdapter) -> Path:
-        """The directory of a load, with links resolved.
+        """The directory of a load, with links resolved: to be asked in the reader's thread.
 
         Raises:
             CallError: it is not inside an allowed one.

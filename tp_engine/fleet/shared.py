@@ -26,10 +26,12 @@ class Shared:
     loader: Loader
     """Does what is slow."""
     reader: Executor
-    """The one thread that the loader's methods are called in."""
+    """The one thread that reads, keeps and deletes revisions; it may wait for the other."""
+    recorder: Executor
+    """The one thread that changes and looks up names of the store, and never waits for a read."""
 
     def tidy(self, work: Callable[[], None]) -> None:
-        """Have the loader do something that nobody waits for."""
+        """Have the reader do something that nobody waits for."""
         self.reader.submit(partial(_logged, work))
 
 

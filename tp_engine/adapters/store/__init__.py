@@ -13,12 +13,14 @@ files, and `AdapterStore` sweeps the rest away when it is opened.
 from tp_engine.adapters.store.errors import StoreError
 from tp_engine.adapters.store.index import Alias, Move, RevisionRow, RevisionState
 from tp_engine.adapters.store.manifest import LAYOUT_VERSION, Manifest, ModuleEntry
+from tp_engine.adapters.store.names import Flags
 from tp_engine.adapters.store.store import AdapterStore
 
 __all__ = [
     "LAYOUT_VERSION",
     "AdapterStore",
     "Alias",
+    "Flags",
     "Manifest",
     "ModuleEntry",
     "Move",

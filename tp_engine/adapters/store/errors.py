@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal, get_args
 
 StoreErrorCode = Literal[
@@ -22,3 +25,14 @@ class StoreError(ValueError):
         assert code in get_args(StoreErrorCode)
         super().__init__(message)
         self.code: StoreErrorCode = code
+
+
+@contextmanager
+def disk_errors() -> Iterator[None]:
+    """Of the index: what the disk does is an OSError, as for files."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        if isinstance(error, sqlite3.IntegrityError | sqlite3.ProgrammingError):
+            raise
+        raise OSError(f"the index of the adapter store: {error}") from error

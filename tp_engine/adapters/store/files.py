@@ -64,12 +64,19 @@ class RevisionFiles:
 
     def remove(self, digest: str) -> None:
         """Delete a revision's files if they are there: at once out of sight, then byte by byte."""
+        hidden = self.hide(digest)
+        if hidden is not None:
+            shutil.rmtree(hidden)
+
+    def hide(self, digest: str) -> Path | None:
+        """Take a revision's files out of sight if they are there; the directory to be deleted."""
         path = self.path(digest)
-        if path.exists():
-            doomed = Path(tempfile.mkdtemp(dir=self._incoming))
-            path.rename(doomed / "removed")
-            sync_directory(self._revisions)
-            shutil.rmtree(doomed)
+        if not path.exists():
+            return None
+        doomed = Path(tempfile.mkdtemp(dir=self._incoming))
+        path.rename(doomed / "removed")
+        sync_directory(self._revisions)
+        return doomed
 
     def sweep(self, keep: Iterable[str]) -> None:
         """Delete everything but the revisions in ``keep``."""

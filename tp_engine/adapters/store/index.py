@@ -21,7 +21,9 @@ import msgspec
 
 from tp_engine.adapters.size import ImageSize
 from tp_engine.adapters.store import footprints, names
+from tp_engine.adapters.store.errors import disk_errors
 from tp_engine.adapters.store.manifest import Manifest
+from tp_engine.adapters.store.names import Flags
 
 SCHEMA_VERSION: Final = 2
 """Kept as SQLite's ``user_version``."""
@@ -107,7 +109,7 @@ class StoreIndex:
         Raises:
             ValueError: another version of this program wrote it.
         """
-        self._lock = threading.Lock()
+        self._lock, self._look_lock = threading.Lock(), threading.Lock()
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
             self._db.execute(f"PRAGMA {pragma}")
@@ -123,9 +125,13 @@ class StoreIndex:
                 f"BEGIN; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
             )
         self._db.execute(footprints.SCHEMA)
+        self._looking = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._looking.execute("PRAGMA query_only = 1")
 
     def close(self) -> None:
         """Close the file; nothing is lost."""
+        with self._look_lock:
+            self._looking.close()
         with self._lock:
             self._db.close()
 
@@ -171,7 +177,7 @@ class StoreIndex:
 
     def digests(self) -> list[str]:
         """All digests."""
-        with self._connection() as db:
+        with self._look() as db:
             return [row[0] for row in db.execute("SELECT digest FROM revisions")]
 
     def keep_size(self, digest: str, layout: str, size: ImageSize) -> None:
@@ -181,15 +187,15 @@ class StoreIndex:
 
     def sizes(self, layout: str) -> dict[str, ImageSize]:
         """What revisions take in memory, as far as known, by digest."""
-        with self._connection() as db:
+        with self._look() as db:
             return footprints.all_of(db, layout)
 
     # --- names -------------------------------------------------------------------------------
 
-    def move(self, name: str, digest: str, *, pushed: bool) -> list[str]:
+    def move(self, name: str, digest: str, *, pushed: bool, flags: Flags) -> list[str]:
         """See `tp_engine.adapters.store.names.move`."""
         with self._change() as db:
-            return names.move(db, name, digest, pushed=pushed)
+            return names.move(db, name, digest, pushed=pushed, flags=flags)
 
     def undo_move(self, name: str) -> None:
         """See `tp_engine.adapters.store.names.undo_move`."""
@@ -222,7 +228,7 @@ class StoreIndex:
 
     def is_referred_to(self, digest: str) -> bool:
         """Whether a name means a revision or could be rolled back to it."""
-        with self._connection() as db:
+        with self._look() as db:
             row = db.execute(
                 "SELECT EXISTS (SELECT 1 FROM moves WHERE digest = ?)", (digest,)
             ).fetchone()
@@ -230,7 +236,7 @@ class StoreIndex:
 
     def moves(self, name: str, *, undone: bool = False) -> list[Move]:
         """A name's moves, the last one first; ``undone``: also those that were rolled back."""
-        with self._connection() as db:
+        with self._look() as db:
             rows = db.execute(
                 "SELECT digest, at, pushed FROM moves WHERE name = ? AND undone <= ? "
                 "ORDER BY id DESC",
@@ -243,30 +249,25 @@ class StoreIndex:
     @contextmanager
     def _change(self) -> Iterator[sqlite3.Connection]:
         """One transaction: all of it is on disk when this ends, or none of it ever is."""
-        with self._connection() as db:
-            db.execute("BEGIN IMMEDIATE")
+        with self._lock, disk_errors():
+            self._db.execute("BEGIN IMMEDIATE")
             try:
-                yield db
-                db.execute("COMMIT")
+                yield self._db
+                self._db.execute("COMMIT")
             except BaseException:
-                if db.in_transaction:  # SQLite ends some itself when the disk fails
-                    db.execute("ROLLBACK")
+                if self._db.in_transaction:  # SQLite ends some itself when the disk fails
+                    self._db.execute("ROLLBACK")
                 raise
 
     @contextmanager
-    def _connection(self) -> Iterator[sqlite3.Connection]:
-        """The connection, for this thread alone; what the disk does is an OSError, as for files."""
-        with self._lock:
-            try:
-                yield self._db
-            except sqlite3.DatabaseError as error:
-                if isinstance(error, sqlite3.IntegrityError | sqlite3.ProgrammingError):
-                    raise
-                raise OSError(f"the index of the adapter store: {error}") from error
+    def _look(self) -> Iterator[sqlite3.Connection]:
+        """What has been committed; a look does not wait until a change is on disk."""
+        with self._look_lock, disk_errors():
+            yield self._looking
 
     def _rows(self, where: str, values: tuple[object, ...]) -> list[RevisionRow]:
         query = f"SELECT manifest, state, reason, added FROM revisions {where}"
-        with self._connection() as db:
+        with self._look() as db:
             rows = db.execute(query, values).fetchall()
         return [
             RevisionRow(
@@ -279,7 +280,7 @@ class StoreIndex:
         ]
 
     def _aliases(self, where: str, values: tuple[object, ...]) -> list[Alias]:
-        with self._connection() as db:
+        with self._look() as db:
             rows = db.execute(
                 f"SELECT name, digest, pinned, held FROM aliases {where}", values
             ).fetchall()

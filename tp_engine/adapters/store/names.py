@@ -15,20 +15,31 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Iterable
+from typing import TypedDict
 
 
-def move(db: sqlite3.Connection, name: str, digest: str, *, pushed: bool) -> list[str]:
+class Flags(TypedDict, total=False):
+    """What is asked of a name beside its meaning."""
+
+    pinned: bool
+    held: bool
+
+
+def move(
+    db: sqlite3.Connection, name: str, digest: str, *, pushed: bool, flags: Flags
+) -> list[str]:
     """Let a name mean a revision from now on; the revisions that nothing refers to any more.
 
     A move to what the name means already adds none; one that is not pushed makes it lasting.
+    A name that is new gets ``flags``.
 
     Raises:
         sqlite3.IntegrityError: there is no such revision.
     """
     db.execute(
-        "INSERT INTO aliases (name, digest) VALUES (?, ?) "
+        "INSERT INTO aliases (name, digest, pinned, held) VALUES (?, ?, ?, ?) "
         "ON CONFLICT (name) DO UPDATE SET digest = excluded.digest",
-        (name, digest),
+        (name, digest, flags.get("pinned", False), flags.get("held", False)),
     )
     db.execute(
         "UPDATE revisions SET state = 'ready' WHERE digest = ? AND state = 'draining'", (digest,)

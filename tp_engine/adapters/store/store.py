@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,6 +19,7 @@ from tp_engine.adapters.store.errors import StoreError
 from tp_engine.adapters.store.files import RevisionFiles, sha256_of
 from tp_engine.adapters.store.index import Alias, Move, RevisionRow, RevisionState, StoreIndex
 from tp_engine.adapters.store.manifest import Manifest, manifest_of
+from tp_engine.adapters.store.names import Flags
 
 log = logging.getLogger(__name__)
 
@@ -153,17 +155,21 @@ class AdapterStore:
         Whoever runs it must have let go of it.
         """
         with self._lock:
-            if self._forget_unreferred(digest):
-                self._files.remove(digest)
+            hidden = self._files.hide(digest) if self._forget_unreferred(digest) else None
+        if hidden is not None:
+            shutil.rmtree(hidden)  # names move meanwhile
 
     # --- names -------------------------------------------------------------------------------
 
-    def promote(self, name: str, digest: str, *, pushed: bool = False) -> list[str]:
+    def promote(
+        self, name: str, digest: str, *, pushed: bool = False, flags: Flags | None = None
+    ) -> list[str]:
         """Let a name mean a revision from now on; the one before can be rolled back to.
 
         Args:
             pushed: whether the next pushed one takes its place, so that it cannot be rolled back
                 to then.
+            flags: of a name that is new.
 
         Returns:
             The revisions that nothing refers to any more, to `discard` when nobody runs them.
@@ -173,7 +179,7 @@ class AdapterStore:
         """
         with self._lock:
             self.check_whole(digest)
-            return self._index.move(name, digest, pushed=pushed)
+            return self._index.move(name, digest, pushed=pushed, flags=flags or {})
 
     def earlier(self, name: str) -> str:
         """The revision that a name meant before its last move.
