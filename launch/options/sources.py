@@ -22,6 +22,19 @@ OTHER_VARIABLES = frozenset(
 )
 """Variables with our prefix that are not options of the server."""
 
+_OF_TORCHRUN = frozenset(
+    "--" + name
+    for name in [
+        "nnodes",
+        "nproc-per-node",
+        "node-rank",
+        "master-addr",
+        "master-port",
+        "standalone",
+    ]
+)
+"""Its flags that may come to stand behind our script's name."""
+
 _GROUPS = {EngineConfig: "engine", ServeConfig: "server"}
 
 # Kubernetes puts these into every container beside a service that is named tp-engine.
@@ -117,7 +130,10 @@ def from_flags(
     for argument in left:
         if not argument.startswith("-"):
             raise OptionError(f"unexpected argument {argument!r}; every option is a --flag")
-        raise OptionError(_unknown(f"flag {argument.partition('=')[0]}", argument, known))
+        flag = argument.partition("=")[0]
+        if flag.replace("_", "-") in _OF_TORCHRUN:
+            raise OptionError(f"{flag} is torchrun's: give it before launch/serve.py")
+        raise OptionError(_unknown(f"flag {flag}", argument, known))
     values = vars(parsed)
     found = {
         option.name: _given(option, values[option.name], option.flag)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tp_engine.config import ConfigError, EngineConfig
 
@@ -49,6 +51,8 @@ def read_options(argv: Sequence[str] | None = None) -> ValidateOptions:
         )
     except ConfigError as error:
         parser.error(str(error))
+    if given.json is not None and os.environ.get("RANK", "0") == "0":
+        _check_writable(parser, given.json)
     if given.rounds < 1:
         parser.error(f"argument --rounds: {given.rounds} must be at least 1")
     return ValidateOptions(
@@ -59,6 +63,14 @@ def read_options(argv: Sequence[str] | None = None) -> ValidateOptions:
         rounds=given.rounds,
         json=given.json,
     )
+
+
+def _check_writable(parser: argparse.ArgumentParser, path: str) -> None:
+    """Before the work, not after it."""
+    try:
+        Path(path).open("a").close()
+    except OSError as error:
+        parser.error(f"argument --json: {path} cannot be written: {error}")
 
 
 def draw_seed() -> int:

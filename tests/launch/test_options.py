@@ -215,6 +215,8 @@ def test_a_check_across_fields_names_the_source_of_the_field_it_refuses(tmp_path
         ({"flags": ["--max-model-length=5"]}, "--max-model-length; did you mean --max-model-len?"),
         ({"flags": ["--por", "1"]}, "unknown flag --por; did you mean --port?"),
         ({"flags": ["--zzzzzzzzz"]}, "unknown flag --zzzzzzzzz"),
+        ({"flags": ["--nproc-per-node=2"]}, "--nproc-per-node is torchrun's: give it before"),
+        ({"flags": ["--nproc_per_node", "2"]}, "--nproc_per_node is torchrun's: give it before"),
         ({"flags": ["org/model"]}, "unexpected argument 'org/model'"),
         ({"flags": ["--port"]}, "--port: expected one argument"),
         (

@@ -426,6 +426,7 @@ def test_too_many_near_ties_are_refused() -> None:
         (["--dtype=int8"], "dtype='int8'"),
         (["--lora", "name"], "lora='name'"),
         (["--rounds=0"], "--rounds: 0"),
+        (["--json=/no/such/file"], "--json: /no/such/file cannot be written"),
         (["--port=1"], "--port=1"),
     ],
 )
