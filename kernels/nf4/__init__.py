@@ -46,7 +46,8 @@ class NF4Weight:
     codes: Tensor
     """uint8 [N, ceil(K / 2)]; element 2i of a row in the high nibble, 2i + 1 in the low one."""
     absmax: Tensor
-    """float32 [N, M], one per (row, touched block); places a row doesn't touch are never read."""
+    """float32 [N, M], one per (row, touched block); places a row doesn't touch are never read. Any
+    finite number: those that were quantised themselves come out a little below zero at times."""
     phase: Tensor
     """int32 [N], offset of a row's first element in its block: element j of row n is scaled by
     absmax[n, (phase[n] + j) // blocksize]."""

@@ -103,8 +103,7 @@ def join_absmax(packed: PackedNF4) -> Tensor:
     """Return float32 [P, B]."""
     high, low = _unpair(packed.scales), _unpair(packed.rest)
     low = torch.where(low >= 1 << 15, low - (1 << 16), low)
-    bits = (high << 16) + low  # absmax is never negative: 31 bits
-    return bits.to(torch.int32).view(torch.float32).T.contiguous()
+    return _signed(((high << 16) + low) & 0xFFFFFFFF).view(torch.float32).T.contiguous()
 
 
 def _absmax_by_64(w: NF4Weight) -> Tensor:
@@ -120,7 +119,7 @@ def _split_absmax(absmax: Tensor) -> tuple[Tensor, Tensor]:
     bits = absmax.contiguous().view(torch.int32).long()  # [P, B]
     high = (bits + 0x8000) >> 16  # a tie goes up, or the difference below would need 17 bits
     low = bits - (high << 16)
-    return _pair(high), _pair(low & 0xFFFF)
+    return _pair(high & 0xFFFF), _pair(low & 0xFFFF)
 
 
 def _pair(halves: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ def make(rows: int, columns: int, *, blocksize: int = 64, phase: int = 0) -> NF4
     blocks = -(-(phase + columns) // blocksize)
     return NF4Weight(
         codes=nibbles.cuda(),
-        absmax=(torch.rand(rows, blocks) * 0.02 + 0.001).cuda(),
+        absmax=(torch.rand(rows, blocks) * 0.03 - 0.01).cuda(),
         phase=torch.full((rows,), phase, dtype=torch.int32).cuda(),
         columns=columns,
         blocksize=blocksize,
