@@ -35,8 +35,8 @@ def check_linear(x: Tensor, w: Weight, bias: Tensor | None) -> None:
     rows, columns = w.shape
     if x.ndim != 2 or x.shape[1] != columns or not x.is_floating_point():
         reject("x", f"floating point [T, {columns}]", x)
-    if bias is not None and (bias.shape != (rows,) or not bias.is_floating_point()):
-        reject("bias", f"floating point [{rows}]", bias)
+    if bias is not None:
+        _check_bias(bias, rows)
 
 
 def check_flat(flat: Tensor, blocksize: int) -> None:
@@ -72,8 +72,8 @@ def check_expand(y: Tensor, h: Tensor, batch: LoraBatch, target: LoraTarget) -> 
 def check_affine(y: Tensor, target: LoraTarget, bias: Tensor | None) -> None:
     """Check the arguments of `lora_affine_`."""
     check_lora_output(y, target)
-    if bias is not None and (bias.shape != (y.shape[1],) or not bias.is_floating_point()):
-        reject("bias", f"floating point [{y.shape[1]}]", bias)
+    if bias is not None:
+        _check_bias(bias, y.shape[1])
 
 
 def check_caches(heads: Tensor, name: str, k_cache: Tensor, v_cache: Tensor) -> None:
@@ -153,8 +153,8 @@ def check_rotary(q: Tensor, k: Tensor, cos_sin: Tensor, positions: Tensor) -> No
     """Check the arguments of `rotary`."""
     if cos_sin.ndim != 2 or cos_sin.shape[1] % 2 or cos_sin.dtype != torch.float32:
         reject("cos_sin", "float32 [max_positions, even D]", cos_sin)
-    if positions.ndim != 1 or positions.dtype != torch.int64:
-        reject("positions", "int64 [T]", positions)
+    if positions.ndim != 1 or positions.dtype != torch.int64 or not positions.is_contiguous():
+        reject("positions", "contiguous int64 [T]", positions)
     rows, dim = positions.shape[0], cos_sin.shape[1]
     for name, heads in (("q", q), ("k", k)):
         if (
@@ -165,6 +165,11 @@ def check_rotary(q: Tensor, k: Tensor, cos_sin: Tensor, positions: Tensor) -> No
             or not heads.is_floating_point()
         ):
             reject(name, f"floating point [{rows}, heads, {dim}], one dtype", heads)
+
+
+def _check_bias(bias: Tensor, size: int) -> None:
+    if bias.shape != (size,) or not bias.is_floating_point() or not bias.is_contiguous():
+        reject("bias", f"contiguous floating point [{size}]", bias)
 
 
 def _inner_contiguous(cache: Tensor) -> bool:

@@ -53,9 +53,11 @@ class AttentionBatch:
     def __post_init__(self) -> None:
         for name, ndim in _RANKS.items():
             tensor: Tensor = getattr(self, name)
-            if tensor.dtype != torch.int32 or tensor.ndim != ndim:
+            lined = ndim == 2 or tensor.is_contiguous()
+            if tensor.dtype != torch.int32 or tensor.ndim != ndim or not lined:
                 raise ValueError(
-                    f"{name} must be int32 of rank {ndim}, got {tensor.dtype} {tuple(tensor.shape)}"
+                    f"{name} must be int32 of rank {ndim}, of rank 1 contiguous, got "
+                    f"{tensor.dtype} {tuple(tensor.shape)} of strides {tensor.stride()}"
                 )
         batch = self.context_lens.shape[0]
         if self.query_offsets.shape[0] != batch + 1 or self.page_table.shape[0] != batch:

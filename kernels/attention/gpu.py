@@ -189,8 +189,10 @@ def _check_heads(
     check_rotary(q, k, cos_sin, positions)
     check_dtype("q", q)
     if norms is not None:
-        check_norm(q, norms.q)
-        check_norm(k, norms.k)
+        for name, heads, weight in (("norms.q", q, norms.q), ("norms.k", k, norms.k)):
+            check_norm(heads, weight)
+            if not weight.is_contiguous():
+                reject(name, "contiguous", weight)
     if not cos_sin.is_contiguous():
         reject("cos_sin", "contiguous", cos_sin)
 

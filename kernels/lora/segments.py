@@ -35,11 +35,18 @@ class LoraSegments:
     be rewritten between steps, never within one."""
 
     def __post_init__(self) -> None:
-        if self.descriptors.ndim != 1 or self.descriptors.dtype != torch.int64:
-            raise ValueError(f"descriptors must be int64 [G], got {_describe(self.descriptors)}")
-        expected = (self.descriptors.shape[0] + 1,)
-        if self.offsets.dtype != torch.int32 or tuple(self.offsets.shape) != expected:
-            raise ValueError(f"offsets must be int32 {expected}, got {_describe(self.offsets)}")
+        numbers, offsets = self.descriptors, self.offsets
+        if numbers.ndim != 1 or numbers.dtype != torch.int64 or not numbers.is_contiguous():
+            raise ValueError(f"descriptors must be contiguous int64 [G], got {_describe(numbers)}")
+        expected = (numbers.shape[0] + 1,)
+        if (
+            offsets.dtype != torch.int32
+            or tuple(offsets.shape) != expected
+            or not offsets.is_contiguous()
+        ):
+            raise ValueError(
+                f"offsets must be contiguous int32 {expected}, got {_describe(offsets)}"
+            )
         tiles = self.tiles
         if tiles is not None and not (
             tiles.dtype == torch.int32

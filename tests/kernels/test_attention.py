@@ -230,6 +230,7 @@ def test_wrong_inputs_are_named(ops: Ops) -> None:
     ("field", "value"),
     [
         ("query_offsets", torch.zeros(3, dtype=torch.int32)),
+        ("query_offsets", torch.zeros(4, dtype=torch.int32)[::2]),
         ("context_lens", torch.zeros(1)),
         ("page_table", torch.zeros(2, 4, dtype=torch.int32)),
         ("page_table", torch.zeros(1, 4, dtype=torch.int64)),

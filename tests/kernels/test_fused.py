@@ -97,6 +97,8 @@ def test_wrong_inputs_are_named(ops: Ops) -> None:
     heads, table = torch.randn(2, 3, 8), torch.randn(4, 8)
     with pytest.raises(ValueError, match="positions must be"):
         ops.rotary(heads, heads, table, torch.zeros(2, dtype=torch.int32))
+    with pytest.raises(ValueError, match="positions must be contiguous"):
+        ops.rotary(heads, heads, table, torch.zeros(4, dtype=torch.int64)[::2])
     with pytest.raises(ValueError, match="cos_sin must be"):
         ops.rotary(heads, heads, table.double(), torch.zeros(2, dtype=torch.int64))
     with pytest.raises(ValueError, match="k must be"):

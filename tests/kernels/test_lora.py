@@ -302,6 +302,7 @@ def test_a_rank_above_max_rank_is_refused(ops: Ops, mixed: Arena) -> None:
     [
         ("offsets", torch.zeros(2, dtype=torch.int64)),
         ("offsets", torch.zeros(3, dtype=torch.int32)),
+        ("offsets", torch.zeros(4, dtype=torch.int32)[::2]),
         ("descriptors", torch.zeros(1, dtype=torch.int32)),
         ("max_rank", -1),
         ("max_rows", -1),

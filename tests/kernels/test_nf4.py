@@ -246,8 +246,10 @@ def test_wrong_input_to_linear_is_named(ops: Ops) -> None:
     weight = DenseWeight(weight=torch.randn(4, 6))
     with pytest.raises(ValueError, match=r"x must be floating point \[T, 6\]"):
         ops.linear(torch.randn(2, 5), weight)
-    with pytest.raises(ValueError, match=r"bias must be floating point \[4\]"):
+    with pytest.raises(ValueError, match=r"bias must be contiguous floating point \[4\]"):
         ops.linear(torch.randn(2, 6), weight, torch.randn(6))
+    with pytest.raises(ValueError, match=r"bias must be contiguous"):
+        ops.linear(torch.randn(2, 6), weight, torch.randn(8)[::2])
 
 
 @pytest.mark.parametrize(
