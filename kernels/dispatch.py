@@ -12,7 +12,15 @@ from kernels.entry import Embed, SpellOut
 from kernels.entry import reference as entry_reference
 from kernels.fused import AddRMSNorm, RMSNorm, Rotary, SiluMul
 from kernels.fused import cpu as fused_cpu
-from kernels.lora import LoraAdd, LoraAffine, LoraBeside, LoraExpand, LoraShrink, LoraSiluMul
+from kernels.lora import (
+    LoraAdd,
+    LoraAffine,
+    LoraBeside,
+    LoraExpand,
+    LoraRenew,
+    LoraShrink,
+    LoraSiluMul,
+)
 from kernels.lora import cpu as lora_cpu
 from kernels.lora import cpu_affine as lora_cpu_affine
 from kernels.lora import deterministic as lora_deterministic
@@ -80,6 +88,10 @@ class Ops:
     """Both while the base product runs; None: there is no such way."""
     lora_silu_mul: LoraSiluMul | None = None
     """`silu_mul` with the deltas on both sides of it; None: there is none."""
+    lora_renew: LoraRenew | None = None
+    """What launches leave is forgotten; None: nothing is left."""
+    most_columns: int | None = None
+    """Largest vocabulary that is sampled from; None: there is no bound."""
     capturable: bool = False
     """Whether a step made of these can be captured in a CUDA graph."""
 
@@ -109,6 +121,7 @@ def gpu_ops() -> Ops:
     from kernels.entry import gpu as entry_gpu
     from kernels.fused import gpu as fused_gpu
     from kernels.lora import beside as lora_beside
+    from kernels.lora import decode as lora_decode
     from kernels.lora import gpu as lora_gpu
     from kernels.lora import gpu_affine as lora_gpu_affine
     from kernels.lora import gpu_silu as lora_gpu_silu
@@ -142,6 +155,8 @@ def gpu_ops() -> Ops:
         draw=sampling_gpu.draw,
         lora_beside=lora_beside.lora_beside,
         lora_silu_mul=lora_gpu_silu.lora_silu_mul,
+        lora_renew=lora_decode.lora_renew,
+        most_columns=sampling_gpu.MOST_COLUMNS,
         capturable=True,
     )
 

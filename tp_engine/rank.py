@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from kernels import ops_for
+from kernels import Ops, ops_for
 from sharding import ModelDims, RankCut, cut_model
 from tp_engine.adapters import (
     AdapterRegistry,
@@ -84,6 +84,8 @@ def build_rank(joined: Joined, phase: Phase = nullcontext) -> Rank:
     """
     config, spec, comm, directory = joined.config, joined.spec, joined.comm, joined.directory
     dims, dtype = spec.dims(), getattr(torch, config.dtype)
+    ops = ops_for(comm.device, deterministic=config.deterministic)
+    _check_vocabulary(dims.vocab, ops)
     cuts = cut_model(dims, comm.world)
     with phase("load weights"):
         weights = _load(joined, cuts[comm.rank], dtype)
@@ -100,7 +102,6 @@ def build_rank(joined: Joined, phase: Phase = nullcontext) -> Rank:
             layout.page_bytes,
             pinned=comm.device.type == "cuda",
         )
-    ops = ops_for(comm.device, deterministic=config.deterministic)
     gains = RankGains(weights, cuts[comm.rank], dims, ops, comm, dtype)
     return Rank(
         joined=joined,
@@ -113,6 +114,19 @@ def build_rank(joined: Joined, phase: Phase = nullcontext) -> Rank:
         base_digest=base_digest(directory),
         worker=Worker(comm, _build_runner(joined, cuts, weights, states, arena), host, gains),
     )
+
+
+def _check_vocabulary(size: int, ops: Ops) -> None:
+    """Refuse a model that could not be sampled from before anything of it is loaded.
+
+    Raises:
+        ValueError: its vocabulary is larger than the device's kernels take.
+    """
+    if ops.most_columns is not None and size > ops.most_columns:
+        raise ValueError(
+            f"the model's vocab_size={size} is not supported on a GPU, must be at most "
+            f"{ops.most_columns}"
+        )
 
 
 def build_engine(rank: Rank, fetch: Fetch) -> Engine:
@@ -238,5 +252,6 @@ def _build_runner(
         max_num_batched_tokens=config.max_num_batched_tokens,
         device=comm.device,
         spell_out=ops.spell_out,
+        renew=ops.lora_renew,
         capture=ops.capturable and joined.backend == "nccl" and not config.enforce_eager,
     )

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.entry import SpellOut
+from kernels.lora import RENEWAL, LoraRenew
 from tp_engine.adapters.ends.record import EndSizes
 from tp_engine.graphs import StepGraphs, with_bounded_rank
 from tp_engine.host_step import HostStep
@@ -59,6 +60,7 @@ class Runner:
         max_num_batched_tokens: int,
         device: torch.device,
         spell_out: SpellOut,
+        renew: LoraRenew | None,
         capture: bool,
     ) -> None:
         """Bind a rank's parts together.
@@ -94,6 +96,7 @@ class Runner:
                 max_rows=max_num_batched_tokens,
                 device=device,
             )
+        self._renew = renew
         self.forward_calls = 0
 
     @property
@@ -113,6 +116,8 @@ class Runner:
             self._sampler.states.open(init)
         self._update_tables(plan.page_updates.reshape(-1, 3))
         self.forward_calls += 1
+        if self._renew is not None and self.forward_calls % RENEWAL == 0:
+            self._renew(self._device)
         sequences = plan.sequences.reshape(-1, 4)
         chosen = sequences[sequences[:, 3] == 1]
         return self._sampler.step(

@@ -23,10 +23,14 @@ raise ValueError, naming the argument, on a wrong shape or dtype.
 from collections.abc import Callable
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from kernels.lora.segments import LoraBatch, LoraSegments
 from kernels.lora.target import LoraTarget
+
+RENEWAL = 1 << 20
+"""Steps; see `LoraRenew`."""
 
 
 class LoraShrink(Protocol):
@@ -112,6 +116,19 @@ class LoraBeside(Protocol):
         ...
 
 
+class LoraRenew(Protocol):
+    """What keeps launches apart for ever."""
+
+    def __call__(self, device: torch.device) -> None:
+        """Forget what earlier launches left on a device.
+
+        To be called between steps, on their stream, once in `RENEWAL` of them: programs tell the
+        words of their own launch by its number, of 31 bits, and what is left may not become so
+        old that its number comes again. A step has fewer than 2**11 launches.
+        """
+        ...
+
+
 class LoraSiluMul(Protocol):
     """The gated activation, behind a projection with deltas and before another."""
 
@@ -132,11 +149,13 @@ class LoraSiluMul(Protocol):
 
 
 __all__ = [
+    "RENEWAL",
     "LoraAdd",
     "LoraAffine",
     "LoraBatch",
     "LoraBeside",
     "LoraExpand",
+    "LoraRenew",
     "LoraSegments",
     "LoraShrink",
     "LoraSiluMul",

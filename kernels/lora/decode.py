@@ -134,4 +134,11 @@ def exchange_memory(device: torch.device, words: int) -> Tensor:
     return memory
 
 
-__all__ = ["COUNTER_WORDS", "add_", "exchange_memory"]
+def lora_renew(device: torch.device) -> None:
+    """See `kernels.lora.LoraRenew`: no launch has the number 0."""
+    for (of, _), memory in _EXCHANGES.items():
+        if of == device:
+            memory[COUNTER_WORDS:].zero_()
+
+
+__all__ = ["COUNTER_WORDS", "add_", "exchange_memory", "lora_renew"]

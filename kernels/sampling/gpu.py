@@ -18,7 +18,7 @@ from kernels.sampling.checks import (
 )
 from kernels.sampling.draw_kernel import draw_kernel, weigh_kernel
 from kernels.sampling.penalise_kernel import penalise_kernel
-from kernels.sampling.select_kernel import MAX_LANE, MAX_LIST
+from kernels.sampling.select_kernel import MAX_SUM
 from kernels.sampling.top_kernel import log_total_kernel, top_kernel
 from kernels.sizes import power_of_two
 
@@ -28,6 +28,8 @@ _PARTS = (1024, 16384)
 """Smallest and largest part of a row that a program takes, in columns."""
 _BLOCK = 2048
 _LANES = 256
+MOST_COLUMNS = _LANES * MAX_SUM
+"""Of logits that candidates are sought in, or tokens drawn from."""
 _LISTED = 2048
 _PART_LANES = 128
 _TILE = 4096
@@ -72,7 +74,7 @@ def log_total(logits: Tensor, rows: Tensor, *, lanes: int = _LANES) -> Tensor:
     """See `kernels.sampling.LogTotal`; ``lanes`` as in `draw`."""
     check_logits(logits)
     check_rows(rows)
-    _check_columns(logits, lanes)
+    _check_adjacent(logits)
     out = torch.empty(rows.shape[0], dtype=torch.float64, device=logits.device)
     if rows.shape[0]:
         log_total_kernel[rows.shape](
@@ -87,7 +89,7 @@ def penalise(
 ) -> None:
     """See `kernels.sampling.Penalise`."""
     check_penalise(logits, prompt_seen, output_counts, penalties)
-    _check_columns(logits, _LANES)
+    _check_adjacent(logits)
     for name, tensor in (("prompt_seen", prompt_seen), ("output_counts", output_counts)):
         if not tensor.is_contiguous():
             reject(name, "contiguous", tensor)
@@ -143,7 +145,7 @@ def draw(
 def _best(logits: Tensor, first_id: int, slots: Tensor | None, last_token: Tensor | None) -> Tensor:
     rows, columns = logits.shape
     out = torch.empty((rows, 2), dtype=torch.int64, device=logits.device)
-    _check_columns(logits, _LANES)
+    _check_adjacent(logits)
     if not rows:
         return out
     part = part_size(rows, columns)
@@ -162,8 +164,8 @@ def _best(logits: Tensor, first_id: int, slots: Tensor | None, last_token: Tenso
 
 def _sizes(logits: Tensor, lanes: int, listed: int) -> dict[str, int]:
     """What the kernels of one program a row are compiled for."""
-    if listed > MAX_LIST:
-        raise ValueError(f"listed must be at most {MAX_LIST}, got {listed}")
+    if listed > MAX_SUM:
+        raise ValueError(f"listed must be at most {MAX_SUM}, got {listed}")
     tile = min(_TILE, 8 * power_of_two(-(-max(1, logits.shape[1]) // 8)))
     return {
         "SHIFT": _SHIFTS[logits.dtype],
@@ -179,8 +181,12 @@ def _warps(lanes: int) -> int:
 
 
 def _check_columns(logits: Tensor, lanes: int) -> None:
-    if logits.shape[1] > lanes * MAX_LANE:
-        reject("logits", f"of at most {lanes * MAX_LANE} columns", logits)
+    if logits.shape[1] > lanes * MAX_SUM:
+        reject("logits", f"of at most {lanes * MAX_SUM} columns", logits)
+    _check_adjacent(logits)
+
+
+def _check_adjacent(logits: Tensor) -> None:
     if logits.stride(1) != 1 and logits.numel():
         reject("logits", "of adjacent columns", logits)
 
@@ -197,4 +203,4 @@ def _workspace(device: torch.device) -> tuple[Tensor, Tensor]:
     return partial, torch.zeros(_MAX_ROWS, dtype=torch.int32, device=device)
 
 
-__all__ = ["best_keys", "draw", "greedy", "log_total", "penalise"]
+__all__ = ["MOST_COLUMNS", "best_keys", "draw", "greedy", "log_total", "penalise"]

@@ -22,18 +22,16 @@ from kernels.sampling.best_kernel import ordered
 _SCALE = tl.constexpr(2.0**MASS_BITS)
 _UNIT = tl.constexpr(2.0**52)
 _FRACTION = tl.constexpr(2**52 - 1)
-_ONE = tl.constexpr(1 << 48)
-_LISTED = tl.constexpr(1 << 50)
+_ONE = tl.constexpr(1 << 50)
+"""One logit, in a word of sums: weights fill the lower 50 bits, the number of logits the rest."""
 _STAGES = tl.constexpr(3)
 """Tiles whose loads are in flight."""
 _LEAST = tl.constexpr(-2139095040)
 """Ordered bits of the smallest finite float32."""
 _LINEAR = tl.constexpr(4)
 """Passes that cut the interval of values in eight; then its bits are cut, which always ends."""
-MAX_LANE = 1 << 10
-"""Logits a lane may add up: their weights fill 48 bits, their number the rest."""
-MAX_LIST = 1 << 11
-"""Logits of a list: their weights fill 50 bits, their number the rest."""
+MAX_SUM = 1 << 11
+"""Logits that a word may be the sum of, those of a lane or of a list: they weigh 2**49 at most."""
 
 
 @triton.jit
@@ -141,7 +139,7 @@ def sums_above(
 @triton.jit
 def _total(b_mass, b_count, index, b_word):
     b_mass = put(b_mass, index, tl.sum(b_word & (_ONE - 1), 0))
-    return b_mass, put(b_count, index, tl.sum(b_word >> 48, 0))
+    return b_mass, put(b_count, index, tl.sum(b_word >> 50, 0))
 
 
 @triton.jit
@@ -213,14 +211,14 @@ def search(
         o_l = tl.arange(0, LIST)
         b_key = tl.where(o_l < size, tl.load(p_list + o_l, mask=o_l < size, other=0) >> 32, most)
         m_in = (o_l < size) & (b_key > lo) & (b_key <= hi)
-        b_word = tl.where(m_in, _LISTED, 0).to(tl.int64)
+        b_word = tl.where(m_in, _ONE, 0).to(tl.int64)
         if HAS_MASS:
             b_word += tl.where(m_in, whole(weights(value_of(b_key, SHIFT), top, rate)), 0)
         more_mass, more_count = hi_mass, hi_count
         while hi - lo > 1:
             middle = (lo + hi) >> 1
             word = tl.sum(tl.where(b_key > middle, b_word, 0), 0)
-            mass = more_mass + (word & (_LISTED - 1))
+            mass = more_mass + (word & (_ONE - 1))
             count = more_count + (word >> 50)
             low = tl.where(by_count, count, mass) <= target
             hi = tl.where(low, middle, hi)
@@ -260,8 +258,7 @@ def nth_equal(p_row, columns, bound, number, SHIFT: tl.constexpr, TILE: tl.const
 
 
 __all__ = [
-    "MAX_LANE",
-    "MAX_LIST",
+    "MAX_SUM",
     "bits_of",
     "bounds",
     "list_between",

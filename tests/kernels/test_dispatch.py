@@ -10,7 +10,7 @@ from kernels.dispatch import Ops, ops_for
 
 
 def test_every_op_is_there_for_every_device() -> None:
-    optional = {"capturable", "lora_beside", "lora_silu_mul"}
+    optional = {"capturable", "lora_beside", "lora_renew", "lora_silu_mul", "most_columns"}
     for ops in (
         ops_for(torch.device("cpu")),
         ops_for(torch.device("cpu"), deterministic=True),

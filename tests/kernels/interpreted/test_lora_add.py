@@ -135,6 +135,19 @@ def test_what_earlier_launches_left_in_the_exchange_is_never_read() -> None:
             words.copy_((words >> 32 << 32) | 0x7FC00000)  # NaN, of the same launches
 
 
+def test_a_renewal_forgets_the_words_of_earlier_launches_but_not_their_number() -> None:
+    arena = mixed_arena(torch.float32, (1, 2, 3, 8, 8, 5, 18, 16))
+    segments = arena.tiled([2, 3], [6, 3])
+    compare(arena, segments, rows=5)
+    used = [m for m in decode._EXCHANGES.values() if bool(m[decode.COUNTER_WORDS :].any())]
+    numbers = [int(memory[0]) for memory in used]
+    assert used and all(numbers)
+    decode.lora_renew(torch.device("cpu"))
+    assert not any(bool(memory[decode.COUNTER_WORDS :].any()) for memory in used)
+    assert [int(memory[0]) for memory in used] == numbers
+    compare(arena, segments, rows=5)
+
+
 def test_a_step_may_have_fewer_tiles_than_its_table_has_room_for() -> None:
     arena = mixed_arena(torch.float32, (1, 2, 3, 8, 8, 5, 18, 16))
     x, results = torch.randn(6, 72), []

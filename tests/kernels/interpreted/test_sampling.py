@@ -9,7 +9,16 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kernels.sampling import DrawParams, Penalties, gpu, keys, reference
+from kernels.sampling import (
+    MASS_BITS,
+    DrawParams,
+    Penalties,
+    gpu,
+    keys,
+    reference,
+    select_kernel,
+)
+from kernels.sampling.select_kernel import MAX_SUM
 from tests.kernels.truth import bits
 
 SMALL = {"lanes": 32, "listed": 16}
@@ -143,6 +152,13 @@ def test_draws_equal_the_sorted_definition(
     assert torch.equal(got, reference.draw(logits, rows, top, given))
 
 
+def test_words_have_room_for_the_largest_sums() -> None:
+    """All logits of a lane or of a list equal to the best one."""
+    one = select_kernel._ONE.value
+    assert one > MAX_SUM << MASS_BITS
+    assert MAX_SUM * one + one < 2**63
+
+
 def test_rows_without_a_best_are_left_alone() -> None:
     logits = torch.randn(2, 300)
     logits[1, 3] = math.nan
@@ -160,5 +176,5 @@ def test_wrong_inputs_are_named() -> None:
         gpu.best_keys(logits, 0, 129)
     with pytest.raises(ValueError, match="slots must be"):
         gpu.greedy(logits, 0, torch.arange(3), torch.arange(3))
-    with pytest.raises(ValueError, match="at most 32768 columns"):
-        gpu.log_total(torch.zeros(1, 32769), torch.arange(1), lanes=32)
+    with pytest.raises(ValueError, match="at most 65536 columns"):
+        gpu.best_keys(torch.zeros(1, 65537), 0, 2, lanes=32)
