@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tp_engine.adapters.ends.record import EndPlaces, EndSizes, MatrixPlace, end_places
 from tp_engine.adapters.ends.replaced import EMBEDDING, HEAD
-from tp_engine.layers import ArenaMatrix, EndRows, TokenRows
+from tp_engine.layers import ArenaMatrix, EndRows, TokenRows, slabs_of
 from tp_engine.plan import IntArray
 from tp_engine.transfer import to_device
 
@@ -101,10 +101,11 @@ class ResidentEnds:
 
     def _matrix(self, place: MatrixPlace) -> ArenaMatrix:
         starts = place.offsets // place.dtype.itemsize
+        shape = place.rows, place.columns, place.chunk_rows
         return ArenaMatrix(
             values=self._values,
             starts=to_device(starts.numpy(), self._arena.device),
-            rows=place.rows,
+            slabs=slabs_of(self._values, starts.tolist(), *shape),
             columns=place.columns,
             chunk_rows=place.chunk_rows,
         )

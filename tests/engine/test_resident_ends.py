@@ -26,7 +26,14 @@ from tp_engine.adapters import (
 from tp_engine.adapters.ends.record import EndSizes
 from tp_engine.adapters.ends.replaced import EMBEDDING, HEAD, Replaced
 from tp_engine.comm import Comm
-from tp_engine.layers import EndRows, LMHead, VocabEmbedding, token_rows
+from tp_engine.layers import (
+    ArenaMatrix,
+    EndRows,
+    LMHead,
+    VocabEmbedding,
+    slabs_of,
+    token_rows,
+)
 from tp_engine.resident_ends import ResidentEnds
 
 CPU = torch.device("cpu")
@@ -87,6 +94,10 @@ def content(vocab: int, hidden: int, kinds: tuple[str, ...], rank: int, rows: in
     revision = AdapterRevision(digest="", source="", modules=modules, expected=0, replaced=replaced)
     weights = (numbers(vocab, hidden), numbers(vocab, hidden))
     return Content(dims=dims, weights=weights, revision=revision)
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
 
 
 def arena_with(
@@ -193,13 +204,48 @@ def test_matrices_read_in_slabs_are_the_same(monkeypatch: pytest.MonkeyPatch) ->
     what = content(200, 24, ("lwr", "lwr"), 3, 7)
     cuts = cut_model(what.dims, 1)
     (image,) = pack_adapter(what.revision, cuts, what.dims, torch.float32, 4096)
-    _, resident = arena_with([image], 4096, 1, sizes_of(what.dims, cuts[0], 4096))
-    tokens, x = torch.arange(200), torch.randn(200, 24)
-    ends = resident.of_step(np.array([0]), np.array([0, 200]), np.arange(200))
-    embedded, logits = rows_of_rank(what, cuts[0], tokens, x, ends)
-    monkeypatch.setattr(token_rows, "SLAB_BYTES", 1)
-    again = rows_of_rank(what, cuts[0], tokens, x, ends)
-    torch.testing.assert_close(again, (embedded, logits), rtol=1e-5, atol=1e-5)
+    results = []
+    for slab_bytes in (token_rows.SLAB_BYTES, 1):
+        monkeypatch.setattr(token_rows, "SLAB_BYTES", slab_bytes)
+        _, resident = arena_with([image], 4096, 1, sizes_of(what.dims, cuts[0], 4096))
+        tokens, x = torch.arange(200), torch.randn(200, 24, generator=seeded(3))
+        ends = resident.of_step(np.array([0]), np.array([0, 200]), np.arange(200))
+        results.append(rows_of_rank(what, cuts[0], tokens, x, ends))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=1e-5)
+
+
+@given(st.data())
+def test_slabs_are_the_same_rows_wherever_chunks_stand(data: st.DataObject) -> None:
+    rows, columns, chunk_rows, step = (data.draw(st.integers(1, most)) for most in (60, 5, 7, 4))
+    width, count = chunk_rows * columns, -(-rows // chunk_rows)
+    places = data.draw(st.permutations(range(count + 3)) | st.just(list(range(count))))[:count]
+    matrix = torch.randn(rows, columns, generator=seeded(rows))
+    arena = torch.full(((count + 3) * width,), float("nan"))
+    for place, chunk in zip(places, matrix.split(chunk_rows), strict=True):
+        arena[place * width : place * width + chunk.numel()] = chunk.flatten()
+    starts = [place * width for place in places]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(token_rows, "SLAB_BYTES", step * width * arena.itemsize)
+        slabs = slabs_of(arena, starts, rows, columns, chunk_rows)
+    held = ArenaMatrix(
+        values=arena,
+        starts=torch.tensor(starts),
+        slabs=slabs,
+        columns=columns,
+        chunk_rows=chunk_rows,
+    )
+    parts = list(held.parts())
+    size = step * chunk_rows
+    assert [span for span, _ in parts] == [
+        slice(first, min(first + size, rows)) for first in range(0, rows, size)
+    ]
+    for i, (span, part) in enumerate(parts):
+        assert torch.equal(part, matrix[span])
+        own = places[i * step : (i + 1) * step]
+        in_one_piece = own == list(range(own[0], own[0] + len(own)))
+        assert (part.untyped_storage().data_ptr() == arena.data_ptr()) == in_one_piece
+    assert torch.equal(held.read(), matrix)
+    assert torch.equal(held.pick(torch.arange(rows)), matrix)
 
 
 def test_what_stood_under_a_number_before_is_forgotten() -> None:

@@ -6,7 +6,7 @@ from tp_engine.layers.lora import LoraSites, Projected, has_deltas
 from tp_engine.layers.mlp import MLP
 from tp_engine.layers.norm import sum_add_norm
 from tp_engine.layers.step import EndRows, StepInput
-from tp_engine.layers.token_rows import ArenaMatrix, TokenRows
+from tp_engine.layers.token_rows import ArenaMatrix, TokenRows, slabs_of
 from tp_engine.layers.vocab import LMHead, VocabEmbedding
 
 __all__ = [
@@ -23,5 +23,6 @@ __all__ = [
     "TokenRows",
     "VocabEmbedding",
     "has_deltas",
+    "slabs_of",
     "sum_add_norm",
 ]

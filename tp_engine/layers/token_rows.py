@@ -15,7 +15,7 @@ such an adapter never comes here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,10 +24,10 @@ from torch import Tensor
 from kernels.dispatch import Ops
 from kernels.nf4 import DenseWeight
 
-__all__ = ["ArenaMatrix", "TokenRows"]
+__all__ = ["ArenaMatrix", "TokenRows", "slabs_of"]
 
-SLAB_BYTES = 32 << 20
-"""Of a matrix that is read at a time: what its product needs of memory beside the arena."""
+SLAB_BYTES = 128 << 20
+"""Read of a matrix at a time: what its product needs of memory beside the arena."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -38,7 +38,8 @@ class ArenaMatrix:
     """The whole arena, flat, as values of the matrix's dtype."""
     starts: Tensor
     """int64 [chunks], on the arena's device: where each chunk begins, counted in values."""
-    rows: int
+    slabs: tuple[tuple[Tensor, ...], ...]
+    """All rows in order, as `slabs_of` makes them."""
     columns: int
     chunk_rows: int
     """At least 1."""
@@ -47,25 +48,59 @@ class ArenaMatrix:
         """int64 [m], each below the number of rows -> [m, columns]."""
         chunks, places = rows // self.chunk_rows, rows % self.chunk_rows
         at = self.starts[chunks] + places * self.columns
-        return self._windows(self.columns).index_select(0, at)
+        windows = (self.values.numel() - self.columns + 1, self.columns)
+        return self.values.as_strided(windows, (1, 1)).index_select(0, at)
 
-    def slabs(self) -> Iterator[tuple[slice, Tensor]]:
-        """All rows in order, some at a time: which, and they [some, columns]."""
-        width = self.chunk_rows * self.columns
-        step = max(1, SLAB_BYTES // (width * self.values.element_size()))
-        for first in range(0, self.starts.numel(), step):
-            chunks = self._windows(width).index_select(0, self.starts[first : first + step])
-            start = first * self.chunk_rows
-            stop = min(start + chunks.shape[0] * self.chunk_rows, self.rows)
-            yield slice(start, stop), chunks.view(-1, self.columns)[: stop - start]
+    def parts(self) -> Iterator[tuple[slice, Tensor]]:
+        """All rows in order, a slab at a time: which, and they [some, columns], not to be
+        written."""
+        start = 0
+        for views in self.slabs:
+            rows = views[0] if len(views) == 1 else torch.cat(views)
+            yield slice(start, start + rows.shape[0]), rows
+            start += rows.shape[0]
 
     def read(self) -> Tensor:
-        """[rows, columns], a copy."""
-        return torch.cat([part for _, part in self.slabs()])
+        """[rows, columns], not to be written."""
+        views = [view for slab in self.slabs for view in slab]
+        return views[0] if len(views) == 1 else torch.cat(views)
 
-    def _windows(self, width: int) -> Tensor:
-        """The arena as overlapping rows [places, width], one at every value."""
-        return self.values.as_strided((self.values.numel() - width + 1, width), (1, 1))
+
+def slabs_of(
+    values: Tensor, starts: Sequence[int], rows: int, columns: int, chunk_rows: int
+) -> tuple[tuple[Tensor, ...], ...]:
+    """The rows of a matrix as views of the arena, in order, some [.., columns] a slab.
+
+    A slab is one view where its chunks follow each other in the arena, and is read where it
+    stands; the views of any other are copied together, as fast as memory goes. Which rows are a
+    slab's does not depend on where they stand, so neither does the order of any sum.
+
+    Args:
+        values: the whole arena, flat.
+        starts: of each chunk, counted in values.
+        rows, columns: of the matrix, at least 1.
+        chunk_rows: of every chunk but the last, which may have fewer.
+    """
+    width = chunk_rows * columns
+    step = max(1, SLAB_BYTES // (width * values.element_size()))
+    slabs = []
+    for first in range(0, len(starts), step):
+        size = min(step * width, rows * columns - first * width)
+        runs = _runs(starts[first : first + step], size, width)
+        slabs.append(tuple(values[at : at + length].view(-1, columns) for at, length in runs))
+    return tuple(slabs)
+
+
+def _runs(starts: Sequence[int], size: int, width: int) -> Iterator[tuple[int, int]]:
+    """(start, length) of what stands in one piece of ``size`` values in chunks of ``width``."""
+    first = 0
+    for chunk, start in enumerate(starts):
+        stop = start + width
+        if chunk + 1 == len(starts):
+            yield starts[first], size - first * width
+        elif starts[chunk + 1] != stop:
+            yield starts[first], (chunk + 1 - first) * width
+            first = chunk + 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -113,13 +148,13 @@ class TokenRows:
     def project_(self, y: Tensor, x: Tensor, ops: Ops) -> None:
         """Let y [m, V] be x [m, H] times W as it is changed; on entry it is x times W."""
         if self.whole is not None:
-            for span, rows in self.whole.slabs():
+            for span, rows in self.whole.parts():
                 y[:, span] = _product(x, rows, ops)
         if self.ids is not None and self.replaced is not None:
             y.index_copy_(1, self.ids, _product(x, self.replaced.read(), ops))
         if self.tokens is not None and self.hidden is not None:
             h = _product(x.float(), self.hidden.read(), ops)
-            for span, rows in self.tokens.slabs():
+            for span, rows in self.tokens.parts():
                 delta = self.scale * _product(h, rows, ops)
                 y[:, span] = (y[:, span].float() + delta).to(y.dtype)
 
