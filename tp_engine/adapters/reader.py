@@ -212,7 +212,7 @@ def _warnings(
     found = []
     base, rule = settings.base_name, settings.targets
     if base and base_names and base.rstrip("/") not in {name.rstrip("/") for name in base_names}:
-        known = ", ".join(map(shown, base_names))
+        known = ", ".join(map(shown, dict.fromkeys(base_names)))
         found.append(f"trained on base {shown(base)}; the served base is known as {known}")
     every = (*module_names(layers), *VOCAB_MODULES)
     for target in rule.idle_targets(every):
