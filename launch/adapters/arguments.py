@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from launch.options.fields import PREFIX
+from tp_engine.adapters import AdapterError
+from tp_engine.adapters.names import check_name
 
 URL_VARIABLE = PREFIX + "URL"
 KEY_VARIABLE = PREFIX + "ADMIN_KEY"
@@ -112,7 +114,7 @@ def _add_loading(commands: Any) -> None:
         aliases=["register"],
         help="load an adapter from a directory of the server, or from s3://, https:// or hf://",
     )
-    _name(load)
+    _name(load, type=_new_name)
     load.add_argument("source", help="directory of the server's host, or address")
     load.add_argument(
         "--sha256",
@@ -122,13 +124,13 @@ def _add_loading(commands: Any) -> None:
         help="that a remote file must have; may be repeated",
     )
     upload = commands.add_parser("upload", help="load an adapter from a directory of this machine")
-    _name(upload)
+    _name(upload, type=_new_name)
     upload.add_argument("directory", type=Path, help="of the adapter's two files")
     for parser in (load, upload):
         parser.add_argument("--replace", action="store_true", help="replace a loaded adapter")
         parser.add_argument("--no-wait", action="store_true", help="do not watch the operation")
     push = commands.add_parser("push", help="serve a directory's tensors at once, keep them later")
-    _name(push)
+    _name(push, type=_new_name)
     push.add_argument("directory", type=Path, help="of the adapter's two files")
 
 
@@ -186,5 +188,14 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _name(parser: Any) -> None:
-    parser.add_argument("name", help="of an adapter")
+def _name(parser: Any, **options: Any) -> None:
+    parser.add_argument("name", help="of an adapter", **options)
+
+
+def _new_name(text: str) -> str:
+    """A name that an adapter may have, before any byte of one is sent; the server alone knows
+    the names of the base."""
+    try:
+        return check_name(text)
+    except AdapterError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

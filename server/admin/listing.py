@@ -90,10 +90,9 @@ def _served(request: Request) -> set[str]:
 
 
 def _has_failed(operation: Operation) -> bool:
-    """To bring a new name that is allowed, and lately: operations tell of all other failures."""
-    refused = operation.error is not None and operation.error.code == "name_refused"
+    """To bring a new name, and lately: operations tell of all other failures."""
     lately = time.time() - (operation.ended or 0.0) < FAILED_SECONDS
-    return operation.state == "failed" and lately and not (operation.replaces or refused)
+    return operation.state == "failed" and lately and not operation.replaces
 
 
 def _status(operation: Operation) -> AdapterStatus:

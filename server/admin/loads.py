@@ -13,6 +13,8 @@ from server.admin.remote import RemoteSources, in_thread
 from server.admin.replies import Done, done, refusal
 from server.engine_client import EngineClient
 from server.errors import ApiError, InvalidRequest
+from tp_engine.adapters import AdapterError
+from tp_engine.adapters.names import check_name
 from tp_engine.messages import AdapterReply, LoadAdapter
 from tp_engine.sources import CONFIG_NAME, WEIGHTS_NAME, Claim, SourceError, SourceUrl
 
@@ -52,7 +54,7 @@ class Loads:
         """
         url = self._url(source)
         _check_sums(sums, url)
-        self.check_name(name, in_place=in_place)
+        name = self.free_name(name, in_place=in_place)
         if url is None:
             load = partial(self._load, path=source, source="", in_place=in_place)
             return self._begin(name, source, "verifying", load)
@@ -64,23 +66,33 @@ class Loads:
         load = partial(self._load_claim, claim=claim, source=UPLOADED, in_place=in_place)
         return self._begin(name, UPLOADED, "verifying", load)
 
-    def check_name(self, name: str, *, in_place: bool) -> None:
-        """Refuse a name that is sure to be refused by the engine, before anything is fetched.
+    def allowed_name(self, name: str) -> str:
+        """A name as it is registered.
 
         Raises:
-            ApiError: no adapter can be loaded now, it is loaded, or something is on its way to it.
+            ApiError: it is not allowed, or no adapter can be loaded now.
         """
-        served = {card.name: card for card in self._client.require_serving().models}
-        if name in served and served[name].parent is None:
-            text = f"adapter name {name!r}: it is a name of the base model"
-            raise InvalidRequest(text, param="name", code="name_refused")
-        if name in served and not in_place:
+        bases = [card.name for card in self._client.require_serving().models if not card.parent]
+        try:
+            return check_name(name, bases)
+        except AdapterError as error:
+            raise refusal(error.code, str(error)) from error
+
+    def free_name(self, name: str, *, in_place: bool) -> str:
+        """As `allowed_name`; what is to be fetched or received for it would not come in vain.
+
+        Raises:
+            ApiError: also if it is loaded, or something is on its way to it.
+        """
+        name, served = self.allowed_name(name), self._client.require_serving().models
+        if not in_place and any(card.name == name for card in served):
             text = (
                 f"adapter {name!r} is loaded; replace=true replaces it (load_inplace=true in the "
                 "body of /v1/load_lora_adapter)"
             )
             raise InvalidRequest(text, param="name", code="adapter_exists")
         self.operations.check_free(name)
+        return name
 
     def _begin(self, name: str, source: str, state: OperationState, work: Work) -> Operation:
         models = self._client.require_serving().models

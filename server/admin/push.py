@@ -24,11 +24,11 @@ router = APIRouter(prefix="/admin/adapters")
 @router.post("/{name:path}/tensors")
 async def push(request: Request, name: str) -> Response:
     """Receive an adapter and let the name mean it; answers when requests may use it."""
-    client = services_of(request).client
-    client.require_serving()
+    services = services_of(request)
+    name = services.loads.allowed_name(name)
     claim = await receive(request)
     # From here on the engine deletes the files, whatever becomes of the call or its caller.
     call = PushAdapter(call_id=uuid.uuid4().hex, name=name, directory=str(claim.path))
-    reply = await client.call(call)
+    reply = await services.client.call(call)
     assert isinstance(reply, AdapterReply)
     return as_json(done(reply, name, "pushed"))

@@ -38,7 +38,7 @@ async def upload(request: Request, name: str) -> Response:
     if replace not in ("true", "false"):
         raise InvalidRequest(f"replace={replace!r} must be true or false", param="replace")
     in_place = replace == "true"
-    loads.check_name(name, in_place=in_place)
+    name = loads.free_name(name, in_place=in_place)
     claim = await receive(request)
     try:
         operation = loads.begin_uploaded(name, claim, in_place=in_place)

@@ -158,7 +158,9 @@ class TestPaths:
         (tmp_path / "link").symlink_to(tmp_path)
         assert resolve_adapter_path(tmp_path / "link") == tmp_path.resolve()
 
-    @pytest.mark.parametrize("path", ["", "  ", "a\0b", "org/name-on-a-hub", "~", "~/adapter"])
+    @pytest.mark.parametrize(
+        "path", ["", "  ", "a\0b", "org/name-on-a-hub", "x" * 5000, "~", "~/adapter"]
+    )
     def test_what_is_no_local_directory_is_refused(
         self, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

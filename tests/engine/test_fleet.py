@@ -61,6 +61,7 @@ def test_steps_go_on_while_an_adapter_is_read(world: World) -> None:
         ("x", "bad", "not_finite"),
         ("x", "good-99", "adapter_too_large"),
         ("x", "nothing", "path_refused"),
+        ("x", "n" * 5000, "path_refused"),
         ("base", "good-2", "name_refused"),
         ("old", "good-2", "adapter_exists"),
     ],

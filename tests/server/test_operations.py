@@ -35,6 +35,7 @@ from tp_engine.text import Tokenizer
 
 pytestmark = pytest.mark.anyio
 BOTH = adapter_bytes()
+NOT_ALLOWED = ("", " x", "a\x1b[0m", "x" * 257, "base:x", "x@deadbeef")
 
 
 @pytest.fixture
@@ -262,6 +263,17 @@ async def test_one_operation_a_name(api: httpx.AsyncClient, engine: FakeEngine, 
     await until(api, begun, "ready")
 
 
+async def test_a_name_is_one_however_it_is_spelt(
+    api: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    engine.gate.clear()
+    begun = await register(api, "cafe\u0301", "/srv/x")
+    again = await api.post("/admin/adapters", json={"name": "caf\u00e9", "source": "/srv/x"})
+    assert begun["name"] == "caf\u00e9" and again.status_code == 409
+    engine.gate.set()
+    await until(api, begun, "ready")
+
+
 async def test_of_many_loads_at_once_each_name_has_one(
     api: httpx.AsyncClient, engine: FakeEngine, web: Web
 ) -> None:
@@ -278,19 +290,25 @@ async def test_of_many_loads_at_once_each_name_has_one(
     assert loaded == sorted(set(names))
 
 
-async def test_a_loaded_name_is_refused_before_anything_is_fetched(
-    api: httpx.AsyncClient, web: Web
+async def test_a_name_that_cannot_be_had_is_refused_before_anything_is_fetched(
+    api: httpx.AsyncClient, web: Web, engine: FakeEngine
 ) -> None:
     refusals = [
         ("team/sql-lora", False, "adapter_exists"),
         ("base", False, "name_refused"),
         ("base", True, "name_refused"),
+        *((name, True, "name_refused") for name in NOT_ALLOWED),
     ]
     for name, replace, code in refusals:
-        body = {"name": name, "source": f"{web.url}/team/x", "replace": replace}
+        source = f"{web.url}/team/x"
+        body = {"name": name, "source": source, "replace": replace}
         answer = await api.post("/admin/adapters", json=body)
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, code)
-    assert not web.asked
+        load = {"lora_name": name, "lora_path": source, "load_inplace": replace}
+        error = (await api.post("/v1/load_lora_adapter", json=load)).json()["error"]
+        assert (error["code"], error["param"]) == (code, "lora_name")
+    assert not web.asked and not engine.calls
+    assert (await api.get("/admin/operations")).json() == {"operations": []}
 
 
 async def test_a_fetch_can_be_cancelled_and_taken_up(
@@ -482,7 +500,7 @@ async def test_what_is_on_its_way_is_listed_beside_what_is_served(
     web.gate.set()
 
 
-async def test_neither_a_failed_replacement_nor_a_refused_name_is_a_failed_adapter(
+async def test_a_failed_replacement_is_no_failed_adapter(
     api: httpx.AsyncClient, client: EngineClient, engine: FakeEngine
 ) -> None:
     held = ModelCard(name="held", root="/srv/h", parent="base", revision="ef" * 32, held=True)
@@ -495,8 +513,6 @@ async def test_neither_a_failed_replacement_nor_a_refused_name_is_a_failed_adapt
     engine.answer = lambda call: AdapterReply(call_id=call.call_id, code="not_finite", message="")
     for name in ("held", "team/sql-lora", "new"):
         await until(api, await register(api, name, "/srv/x", replace=True), "failed")
-    engine.answer = lambda call: AdapterReply(call_id=call.call_id, code="name_refused", message="")
-    await until(api, await register(api, "", "/srv/x"), "failed")
     engine.answer = lambda call: AdapterList(call_id=call.call_id, adapters=[])
     await engine.send(Models(models=MODELS[:1], max_model_len=512))  # all are unloaded
     await client.wait_for(lambda: len(client.require_serving().models) == 1)

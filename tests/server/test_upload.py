@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -15,13 +16,14 @@ from starlette.requests import ClientDisconnect
 from server.admin import parts as parts_of_bodies
 from server.admin import upload
 from tests.server.fake_engine import FakeEngine
-from tests.server.test_operations import claims, until
+from tests.server.test_operations import NOT_ALLOWED, claims, until
 from tests.sources.web import CONFIG, WEIGHTS, adapter_bytes
 from tp_engine.messages import AdapterAnswer, AdapterCall, AdapterReply, LoadAdapter
 from tp_engine.sources import Claim
 
 pytestmark = pytest.mark.anyio
 BOTH = adapter_bytes()
+FORM = "multipart/form-data; boundary=b"
 
 
 def parts(content: dict[str, bytes]) -> dict[str, Any]:
@@ -196,6 +198,23 @@ async def test_a_loaded_or_busy_name_is_refused_before_the_body(
     assert code(await post(operator, files=parts(BOTH))) == (409, "adapter_loading")
     engine.gate.set()
     await until(operator, begun.json(), "ready")
+
+
+@pytest.mark.parametrize("action", ["upload", "tensors"])
+@pytest.mark.parametrize("name", [name for name in NOT_ALLOWED if name])
+async def test_a_name_that_is_not_allowed_is_refused_before_the_body(
+    action: str, name: str, operator: httpx.AsyncClient, engine: FakeEngine, tmp_path: Path
+) -> None:
+    read: list[bytes] = []
+
+    async def body() -> AsyncIterator[bytes]:
+        read.append(b"x")
+        yield b"x"
+
+    path = f"/admin/adapters/{quote(name)}/{action}"
+    answer = await operator.post(path, content=body(), headers={"content-type": FORM})
+    assert code(answer) == (400, "name_refused") and answer.json()["error"]["param"] == "name"
+    assert not read and not engine.calls and claims(tmp_path) == []
 
 
 async def test_replace_is_true_or_false_and_nothing_else(

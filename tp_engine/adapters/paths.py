@@ -31,7 +31,7 @@ def resolve_adapter_path(path: str | os.PathLike[str], root: Path | None = None)
     real = _resolve(Path(text) if root is None else root / text)
     if root is not None and not real.is_relative_to(_resolve(root)):
         raise AdapterError("path_refused", f"adapter path {shown(text)} leads out of {root}")
-    if not real.is_dir():
+    if not os.path.isdir(real):  # which a name that is too long, or hidden from us, is not either
         raise AdapterError("path_refused", f"adapter path {shown(text)} is not a directory")
     return real
 
