@@ -5,8 +5,8 @@
     tells        plan, channel, comm, symmetric, worker, outputs, stats
     computes     runner, host_step, step, step_shape, graphs, transfer, models, layers, sampling
     adapters     adapters: from files to page images; sources: from elsewhere to files
-                 tiers, fetching, background, delivery, gains, host_pages, copies, resident_ends: up
-                 to where they are used; fleet: names that come, change and go
+                 tiers, fetching, background, delivery, gains, host_pages, copies, resident_ends,
+                 shortage: up to where they are used; fleet: names that come, change and go
     front end    messages, link, params, text, completion
     processes    liveness, logs, interpreter
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from tp_engine.adapters.errors import OutOfMemory
 from tp_engine.admission import EngineLimits
 from tp_engine.fetching import Fetch
 from tp_engine.memory import (
@@ -43,10 +44,11 @@ class Books:
             carry_out: tells all ranks about adapters.
             movers: tell which adapters have moved.
             fetch: reads a revision back that the hosts do not have, in another thread.
-            failed: called with an adapter that could not be read back, and why.
+            failed: called with an adapter that could not be brought up, and why.
             beat: see `AdapterRoster`.
         """
         clock = time.monotonic
+        self._tell_failed = failed
         self.pool = PagePool(limits.num_pages)
         self.prices = Prices(layout.page_bytes, layout.block_tokens)
         self.demand = Demand(clock)
@@ -59,7 +61,7 @@ class Books:
             fetch=fetch,
             host_pages=limits.host_pages,
             moved=self._moved,
-            failed=failed,
+            failed=self._failed,
         )
         self.residency = AdapterResidency(
             self.pool,
@@ -86,6 +88,11 @@ class Books:
         """Faults; none when all is sound."""
         held = self.scheduler.held_pages()
         return self.pool.check(held, self.prefix.idle_pages) + self.tiers.host.check()
+
+    def _failed(self, adapter: AdapterFootprint, error: Exception) -> None:
+        if isinstance(error, OutOfMemory):
+            self.roster.failed(adapter.handle, error)
+        self._tell_failed(adapter, error)
 
     def _moved(self, handle: int) -> None:
         self.roster.moved(handle)

@@ -131,22 +131,25 @@ class Comm:
         dist.scatter(mine, parts, src=0, group=self.background_groups[Lane.DELIVERY])
         return mine
 
-    def sum_background(self, x: Tensor) -> Tensor:
-        """The sum of ``x`` over ranks (CPU, equal shapes) in its dtype; equal on all ranks."""
-        if self.world == 1:
-            return x
-        parts = [torch.empty_like(x) for _ in range(self.world)]
-        dist.all_gather(parts, x.contiguous(), group=self.background_groups[Lane.DELIVERY])
-        return torch.stack(parts).sum(0)
+    def exchange_background(self, x: Tensor, room: list[Tensor]) -> list[Tensor]:
+        """``x`` of every rank (CPU, equal shapes) in rank order, on all ranks.
 
-    def gather_background(self, lane: Lane, value: int) -> None:
-        """Rank 0 returns when every rank has called this with the same value; others at once."""
+        Args:
+            room: a tensor like ``x`` for each, so that nobody asks for memory while others wait.
+        """
         if self.world == 1:
-            return
-        mine = torch.tensor([value])
-        parts = [torch.empty_like(mine) for _ in range(self.world)] if self.rank == 0 else None
-        dist.gather(mine, parts, dst=0, group=self.background_groups[lane])
-        assert parts is None or all(int(part) == value for part in parts)
+            return [x]
+        dist.all_gather(room, x, group=self.background_groups[Lane.DELIVERY])
+        return room
+
+    def gather_background(self, lane: Lane, values: list[int]) -> list[list[int]]:
+        """Every rank's integers, on all ranks in rank order, once all have called this."""
+        if self.world == 1:
+            return [values]
+        mine = torch.tensor(values)
+        parts = [torch.empty_like(mine) for _ in range(self.world)]
+        dist.all_gather(parts, mine, group=self.background_groups[lane])
+        return [part.tolist() for part in parts]
 
     def gather_numbers(self, values: list[int]) -> list[list[int]]:
         """Every rank's integers, on all ranks, in rank order; for start-up agreement.

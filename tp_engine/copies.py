@@ -14,13 +14,15 @@ import torch
 from torch import Tensor
 
 from tp_engine.adapters import relocate
-from tp_engine.background import Background
+from tp_engine.background import Background, Ended
 from tp_engine.comm import Comm, Lane
 from tp_engine.host_pages import HostCopy, HostPages, runs
 from tp_engine.resident_ends import ResidentEnds
+from tp_engine.shortage import asking_for
 from tp_engine.transfer import to_device
 
 Job = tuple[int, int, list[int], torch.cuda.Event | None]
+RECORD = "the record of an adapter"
 
 PART_BYTES = 2 * 2**20
 """Of a copy that the GPU is given at once: a step's own small copies wait behind such parts."""
@@ -73,9 +75,8 @@ class Copies:
             before.record(torch.cuda.current_stream(self._device))
         self._lane.begin(handle, (handle, descriptor, pages, before))
 
-    def landed(self) -> list[int]:
-        """Rank 0: handles of the adapters whose copies all ranks have completed since the last
-        call.
+    def landed(self) -> list[Ended]:
+        """Rank 0: the copies that have ended on all ranks since the last call, by handle.
 
         Raises:
             RuntimeError: a copy failed, or a rank is gone.
@@ -86,21 +87,24 @@ class Copies:
     def _carry_out(self, job: Job) -> None:
         handle, descriptor, pages, before = job
         copy = self._host.copy_of(handle)
-        record = relocate(copy.record, pages, self._layers, self._host.page_bytes)
+        with asking_for(RECORD, copy.record.nbytes):
+            record = relocate(copy.record, pages, self._layers, self._host.page_bytes)
         stretch = self._descriptors[descriptor : descriptor + record.numel()]
         parts = self._parts(copy.pages, pages)
         if before is None:
             for source, target in parts:
                 target.copy_(source)
             stretch.copy_(record)
-            self._tell_ends(descriptor, record, copy)
+            with asking_for(RECORD, record.nbytes):
+                self._tell_ends(descriptor, record, copy)
             return
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(before)
-            stretch.copy_(to_device(record.numpy(), self._device))
-            self._tell_ends(descriptor, record, copy)
+            with asking_for(RECORD, record.nbytes):  # before any page is under way
+                stretch.copy_(to_device(record.numpy(), self._device))
+                self._tell_ends(descriptor, record, copy)
             queued: deque[torch.cuda.Event] = deque()
             for source, target in parts:
                 target.copy_(source, non_blocking=True)

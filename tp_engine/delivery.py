@@ -1,7 +1,8 @@
 """Adapters on their way from rank 0 to the hosts of all ranks, beside the steps and never in them.
 
 Rank 0 cuts and packs; each rank is sent its own page images only, into the host pages that the
-plan names. See `tp_engine.background` for the order of events.
+plan names. See `tp_engine.background` for the order of events, and for what becomes of an adapter
+that a rank has no memory for.
 """
 
 from __future__ import annotations
@@ -9,21 +10,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from tp_engine.adapters import AdapterImage
-from tp_engine.background import Background
+from tp_engine.background import Background, Ended, Together
 from tp_engine.comm import Comm, Lane
 from tp_engine.host_memory import zeroed_pages
 from tp_engine.host_pages import HostPages
+from tp_engine.shortage import asking_for
 
 Job = tuple[int, int, list[int], Sequence[AdapterImage] | None]
+IMAGE = "a page image"
 
 
 class Delivery:
     """One rank's end."""
 
     def __init__(
-        self, comm: Comm, host: HostPages, finish: Callable[[AdapterImage], AdapterImage]
+        self,
+        comm: Comm,
+        host: HostPages,
+        finish: Callable[[AdapterImage, Together], AdapterImage],
     ) -> None:
         """``finish`` makes of what was sent what is kept (`tp_engine.gains`)."""
         self._comm = comm
@@ -44,8 +51,8 @@ class Delivery:
         """
         self._lane.begin(handle, (handle, words, pages, images))
 
-    def arrived(self) -> list[int]:
-        """Rank 0: handles of what all ranks have had since the last call.
+    def arrived(self) -> list[Ended]:
+        """Rank 0: the deliveries that have ended on all ranks since the last call, by handle.
 
         Raises:
             RuntimeError: a delivery failed, as when a rank is gone.
@@ -54,14 +61,21 @@ class Delivery:
 
     def _carry_out(self, job: Job) -> None:
         handle, words, pages, images = job
+        nbytes = len(pages) * self._host.page_bytes
+
+        def room() -> tuple[Tensor, Tensor]:
+            pages_room = zeroed_pages(len(pages), self._host.page_bytes)
+            return pages_room, torch.empty(words, dtype=torch.int64)
+
+        mine = self._lane.together(IMAGE, nbytes, room)
         image = AdapterImage(
             pages=self._comm.scatter_background(
-                None if images is None else [image.pages for image in images],
-                zeroed_pages(len(pages), self._host.page_bytes),
+                None if images is None else [image.pages for image in images], mine[0]
             ),
             record=self._comm.scatter_background(
-                None if images is None else [image.record for image in images],
-                torch.empty(words, dtype=torch.int64),
+                None if images is None else [image.record for image in images], mine[1]
             ),
         )
-        self._host.store(handle, pages, self._finish(image))
+        image = self._finish(image, self._lane.together)
+        with asking_for(IMAGE, nbytes):
+            self._host.store(handle, pages, image)

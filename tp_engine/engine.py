@@ -21,7 +21,7 @@ from tp_engine.books import Books
 from tp_engine.fetching import Fetch
 from tp_engine.memory import AdapterFootprint, PageLayout, root_key
 from tp_engine.messages import Failed, Output, Stats, Submit, TokenLogprobs
-from tp_engine.outputs import not_finite, not_readable, token_output
+from tp_engine.outputs import not_brought, not_finite, token_output
 from tp_engine.plan import PlanKind, StepPlan
 from tp_engine.sampling import Sampled
 from tp_engine.scheduler import Planner, Request, Work
@@ -69,7 +69,7 @@ class Engine:
             self._carry_out,
             worker,
             fetch=fetch,
-            failed=self._not_fetched,
+            failed=self._not_brought,
             beat=self._beat,
         )
         self.books, self.pool, self.prefix = books, books.pool, books.prefix
@@ -78,7 +78,7 @@ class Engine:
         self._planner = Planner(self.pool, limits.eos_ids)
         self._requests: dict[str, Request] = {}
         self._numbers = itertools.count()
-        self._unread: list[tuple[Request, Exception]] = []
+        self._unserved: list[tuple[Request, Exception]] = []
         """Requests whose adapter cannot be read; they are open until `step` has said so."""
         self._seeds = seed_source(seed)
         self._sent = 0.0
@@ -164,7 +164,7 @@ class Engine:
     def step(self) -> list[Output | Failed]:
         """Begin a step if there is work, and hand out the tokens of one that has ended."""
         self.tiers.turn()
-        outputs: list[Output | Failed] = [*self._end_unread()]
+        outputs: list[Output | Failed] = [*self._end_unserved()]
         begun = self._begin()
         if self._under_way and (not begun or len(self._under_way) >= self._depth):
             outputs += self._complete(*self._under_way.popleft())
@@ -229,17 +229,17 @@ class Engine:
                 self.tiers.prefetch(adapter)
             check_wait(message, self.scheduler.num_parked, self.limits)
 
-    def _not_fetched(self, adapter: AdapterFootprint, error: Exception) -> None:
-        """Note whom to end because an adapter cannot be read."""
-        log.error("revision %s of %s cannot be read: %s", adapter.digest, adapter.name, error)
-        self._unread += [(request, error) for request in self.scheduler.unpark(adapter.handle)]
+    def _not_brought(self, adapter: AdapterFootprint, error: Exception) -> None:
+        """Note whom to end because an adapter cannot be read, sent or copied."""
+        log.error("revision %s of %s is not brought: %s", adapter.digest, adapter.name, error)
+        self._unserved += [(request, error) for request in self.scheduler.unpark(adapter.handle)]
 
-    def _end_unread(self) -> Iterator[Failed]:
-        for request, error in self._unread:
+    def _end_unserved(self) -> Iterator[Failed]:
+        for request, error in self._unserved:
             if not request.ended:  # by the one who asked, meanwhile
                 self._end(request, "failed")
-                yield not_readable(request, error)
-        self._unread.clear()
+                yield not_brought(request, error)
+        self._unserved.clear()
 
     def _beat(self) -> None:
         """Let the other ranks hear that rank 0 lives, if they have not for a while."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 from tp_engine.adapters import AdapterImage
 from tp_engine.memory import AdapterFootprint
+from tp_engine.shortage import OneThread
 
 Fetch = Callable[[str], Sequence[AdapterImage]]
 """Reads, checks, cuts and packs the revision of a digest: its images, one a rank. A ValueError or
@@ -28,7 +29,7 @@ class Fetcher:
         """
         self.fetch = fetch
         self._is_wanted = is_wanted
-        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter-fetcher")
+        self._reader = OneThread("adapter-fetcher")
         self._waiting: dict[int, AdapterFootprint] = {}
         self._reading: tuple[AdapterFootprint, Fetched, float] | None = None
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,15 +22,33 @@ from kernels.nf4.slices import float_rows
 from sharding import SITES, ModelDims, RankCut, is_row_parallel, weight_slice
 from tp_engine.adapters import AdapterImage, rows_of
 from tp_engine.adapters.record import gain_places, gain_row
+from tp_engine.background import Together
 from tp_engine.comm import Comm
 from tp_engine.host_memory import zeroed_pages
+from tp_engine.shortage import asking_for
 from tp_engine.weights import RankWeights
+
+GAINS = "the gains of a DoRA adapter"
 
 CHUNK_ELEMENTS = 1 << 22
 """Of a weight that are looked at together: 32 MiB in float64."""
 
 CHUNK_ROWS = 128
 """A larger chunk is of a multiple: packed weights are expanded in such."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Part:
+    """What a rank brings along."""
+
+    image: AdapterImage
+    """A copy, whose gain rows are still magnitudes."""
+    squares: dict[tuple[int, int], Tensor]
+    """float64 [N] by place: squared norms of this rank's part of the rows."""
+    summed: Tensor
+    """float64: those whose columns ranks have cut, one after the other."""
+    room: list[Tensor]
+    """Like ``summed``, for every rank's."""
 
 
 class RankGains:
@@ -53,23 +73,48 @@ class RankGains:
         self._stream: torch.cuda.Stream | None = None
 
     @torch.no_grad()
-    def finish(self, image: AdapterImage) -> AdapterImage:
+    def finish(self, image: AdapterImage, together: Together) -> AdapterImage:
         """The image with gains in the place of magnitudes; the same one if it has none.
 
         Every rank must call it with its image of the same adapter, in one thread.
+
+        Args:
+            image: of this rank.
+            together: of that thread's lane.
+
+        Raises:
+            OutOfMemory: a rank has no memory for it.
         """
         places = gain_places(image.record, self._dims.layers)
         if not places:
             return image
+        nbytes = image.pages.nbytes + CHUNK_ELEMENTS * torch.float64.itemsize
+        part = together(GAINS, nbytes, partial(self._part, image, places))
+        summed = [part.summed]
+        if part.summed.numel():  # as it has on all ranks, or on none
+            summed = self._comm.exchange_background(part.summed, part.room)
+        with asking_for(GAINS, nbytes):
+            total = torch.stack(summed).sum(0)
+            for place, square in part.squares.items():
+                if is_row_parallel(place[1]):
+                    square, total = total[: square.numel()], total[square.numel() :]
+                row = gain_row(part.image.pages, image.record, *place, square.numel())
+                row.copy_(gains_of(row, square))
+        return part.image
+
+    def _part(self, image: AdapterImage, places: list[tuple[int, int]]) -> _Part:
+        """All that this rank finds out by itself."""
         pages = zeroed_pages(*image.pages.shape).copy_(image.pages)
-        image = AdapterImage(pages=pages, record=image.record)
         with self._beside_the_steps():
-            squares = [self._squares(image, place) for place in places]
-        self._add_parts(places, squares)
-        for place, square in zip(places, squares, strict=True):
-            row = gain_row(image.pages, image.record, *place, square.numel())
-            row.copy_(gains_of(row, square))
-        return image
+            squares = {place: self._squares(image, place) for place in places}
+        rows = [square for place, square in squares.items() if is_row_parallel(place[1])]
+        summed = torch.cat([torch.zeros(0, dtype=torch.float64), *rows])
+        return _Part(
+            image=AdapterImage(pages=pages, record=image.record),
+            squares=squares,
+            summed=summed,
+            room=[torch.empty_like(summed) for _ in range(self._comm.world)],
+        )
 
     def _squares(self, image: AdapterImage, place: tuple[int, int]) -> Tensor:
         """float64 [N] on the host: squared norms of this rank's part of the rows."""
@@ -101,15 +146,6 @@ class RankGains:
         cut = self._cut.layers[layer]
         before = [weight_slice(self._dims, cut, each).rows.size for each in range(base, site)]
         return members[0], sum(before)
-
-    def _add_parts(self, places: list[tuple[int, int]], squares: list[Tensor]) -> None:
-        """Where ranks hold columns, the squares are summed over the ranks, all at once."""
-        summed = [i for i, place in enumerate(places) if is_row_parallel(place[1])]
-        if summed:
-            total = self._comm.sum_background(torch.cat([squares[i] for i in summed]))
-            parts = torch.split(total, [squares[i].numel() for i in summed])
-            for i, part in zip(summed, parts, strict=True):
-                squares[i] = part
 
     def _beside_the_steps(self) -> AbstractContextManager[object]:
         if self._comm.device.type != "cuda":

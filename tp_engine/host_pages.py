@@ -61,9 +61,12 @@ class HostPages:
             return self._copies[handle]
 
     def drop(self, handle: int) -> None:
-        """Forget an adapter; its pages are written anew by the next one that gets them."""
+        """Forget an adapter, if it is here: of one that some rank had no memory for it may not be.
+
+        Its pages are written anew by the next one that gets them.
+        """
         with self._lock:
-            del self._copies[handle]
+            self._copies.pop(handle, None)
 
 
 def runs(*columns: Sequence[int]) -> list[tuple[int, int]]:

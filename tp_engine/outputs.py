@@ -32,13 +32,13 @@ def not_finite(request: Request) -> Failed:
     )
 
 
-def not_readable(request: Request, error: Exception) -> Failed:
-    """Its adapter could not be fetched."""
+def not_brought(request: Request, error: Exception) -> Failed:
+    """Its adapter could not be brought up."""
     return Failed(
         request_id=request.id,
         code="adapter_unavailable",
-        message=f"the adapter of {request.model} cannot be read: {error}",
+        message=f"the adapter of {request.model} cannot be brought up: {error}",
     )
 
 
-__all__ = ["not_finite", "not_readable", "token_output"]
+__all__ = ["not_brought", "not_finite", "token_output"]

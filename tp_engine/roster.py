@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from tp_engine.adapters import AdapterImage, AdapterRevision, ImageSize
+from tp_engine.adapters.errors import OutOfMemory
 from tp_engine.admission import EngineLimits
 from tp_engine.memory import AdapterFootprint, Demand
 from tp_engine.tiers import AdapterTiers
@@ -19,6 +20,7 @@ class AdapterRoster:
     """Rank 0's list. A revision is delivered, then adopted, then may be used, then forgotten.
 
         deliver ─> (beside the steps) ─> adopt_delivered ─> adapters ─> unregister
+                                      └> a rank has no memory for it: on none, see `has`
 
     With no room on the hosts it is adopted at once, cold; so is one that begins without images.
     """
@@ -44,6 +46,8 @@ class AdapterRoster:
         self._beat = beat
         self._adapters: dict[str, AdapterFootprint] = {}
         self._under_way: dict[int, AdapterFootprint] = {}
+        self._short: dict[str, OutOfMemory] = {}
+        """Revisions whose last delivery has failed, by digest."""
         self._adopted: list[str] = []
         self._leaving: list[AdapterFootprint] = []
         self._kept: set[str] = set()
@@ -67,7 +71,7 @@ class AdapterRoster:
         """Give every host its images of a revision, and return when all have them.
 
         Raises:
-            ValueError: as `deliver`.
+            ValueError: as `deliver`, or as `has`.
             RuntimeError: as `adopt_delivered`.
         """
         self.start(name, revision.digest, ImageSize.of(revision, images), images)
@@ -91,6 +95,7 @@ class AdapterRoster:
         if digest in begun or digest in self._adapters:
             return
         adapter = self._footprint(name, digest, size)
+        self._short.pop(digest, None)
         if images is not None and self._tiers.deliver(adapter, images):
             self._under_way[adapter.handle] = adapter
         else:
@@ -99,9 +104,9 @@ class AdapterRoster:
     def start(
         self, name: str, digest: str, size: ImageSize, images: Sequence[AdapterImage] | None
     ) -> None:
-        """As `begin`, and return when the revision may be used."""
+        """As `begin`, and return when the revision may be used; raises as `has` does, too."""
         self.begin(name, digest, size, images)
-        while not self.adopt_delivered() and digest not in self._adapters:
+        while not self.adopt_delivered() and not self.has(digest):
             time.sleep(POLL_SECONDS)
             self._beat()
 
@@ -109,12 +114,29 @@ class AdapterRoster:
         """Let requests use the revisions that all hosts have got since the last call; which.
 
         Raises:
-            RuntimeError: a rank could not be given its images.
+            RuntimeError: a rank could not be given its images, for another reason than `has` tells.
         """
         self._tiers.turn()
         self._forget_leaving()
         adopted, self._adopted = self._adopted, []
         return adopted
+
+    def has(self, digest: str) -> bool:
+        """Whether a revision that was begun may be used as yet.
+
+        Raises:
+            OutOfMemory: it will not be: a rank had no memory for its images, and none has them.
+        """
+        short = self._short.get(digest)
+        if short is not None:
+            raise OutOfMemory(*short.needs)  # what is raised keeps the frames that it passes
+        return digest in self._adapters
+
+    def failed(self, handle: int, error: OutOfMemory) -> None:
+        """An adapter has not come to all hosts, and has gone from those to which it had."""
+        adapter = self._under_way.pop(handle, None)
+        if adapter is not None:
+            self._short[adapter.digest] = error
 
     def moved(self, handle: int) -> None:
         """An adapter has come to all hosts."""

@@ -16,6 +16,8 @@ from enum import Enum
 from typing import Protocol
 
 from tp_engine.adapters import AdapterImage
+from tp_engine.adapters.errors import OutOfMemory
+from tp_engine.background import Ended
 from tp_engine.fetching import Fetch, Fetcher
 from tp_engine.interpreter import idle
 from tp_engine.memory import AdapterFootprint, AdapterResidency, Demand, HostTier, Prices
@@ -48,12 +50,12 @@ class CarryOut(Protocol):
 class Movers(Protocol):
     """What carries adapters on each rank, see `tp_engine.worker.Worker`."""
 
-    def arrived(self) -> list[int]:
-        """Handles of those that have come to all hosts since the last call."""
+    def arrived(self) -> list[Ended]:
+        """Deliveries that have ended on all ranks since the last call, by handle."""
         ...
 
-    def landed(self) -> list[int]:
-        """Handles of those that have come to all arenas since the last call."""
+    def landed(self) -> list[Ended]:
+        """Likewise copies into the arenas."""
         ...
 
 
@@ -82,7 +84,7 @@ class AdapterTiers:
             fetch: reads a revision, in another thread.
             host_pages: of every rank's host memory.
             moved: called with the handle of what has come to the hosts or to the arenas.
-            failed: called with what could not be read, and why.
+            failed: called with what could not be read, sent or copied, and why.
         """
         self._carry_out = carry_out
         self._movers = movers
@@ -192,23 +194,12 @@ class AdapterTiers:
         """Take up what has moved since the last call, and begin what can follow.
 
         Raises:
-            RuntimeError: a rank could not do its part.
+            RuntimeError: a rank could not do its part, for another reason than want of memory.
         """
-        now = time.monotonic()
-        for handle in self._movers.arrived():
-            adapter, read = self._sending.pop(handle)
-            if read is not None:
-                self._prices.fetched(adapter.pages, now - read)
-                self.fetches += 1
-            self.host.arrived(handle)
-            self._end_prefetch(handle)
-            self._moved(handle)
-        for handle in self._movers.landed():
-            adapter, began = self._copying.pop(handle)
-            self._prices.copied(adapter.pages, now - began)
-            self.residency.landed(handle)
-            self._demand.release(handle)
-            self._moved(handle)
+        for each in self._movers.arrived():
+            self._arrived(*each)
+        for each in self._movers.landed():
+            self._landed(*each)
         self._take_fetched()
 
     def wait(self) -> None:
@@ -224,6 +215,36 @@ class AdapterTiers:
         if self.host.is_warm(handle):
             self.host.drop(handle)
 
+    def _arrived(self, handle: int, shortage: OutOfMemory | None) -> None:
+        adapter, read = self._sending.pop(handle)
+        if shortage is not None:
+            self.host.give_up(handle)
+            self._fail(adapter, shortage)
+            return
+        if read is not None:
+            self._prices.fetched(adapter.pages, time.monotonic() - read)
+            self.fetches += 1
+        self.host.arrived(handle)
+        self._end_prefetch(handle)
+        self._moved(handle)
+
+    def _landed(self, handle: int, shortage: OutOfMemory | None) -> None:
+        adapter, began = self._copying.pop(handle)
+        if shortage is None:
+            self._prices.copied(adapter.pages, time.monotonic() - began)
+            self.residency.landed(handle)
+        else:
+            self.residency.give_up(handle)
+        self._demand.release(handle)
+        if shortage is None:
+            self._moved(handle)
+        else:
+            self._fail(adapter, shortage)
+
+    def _fail(self, adapter: AdapterFootprint, error: Exception) -> None:
+        self._end_prefetch(adapter.handle)
+        self._failed(adapter, error)
+
     def _take_fetched(self) -> None:
         found = self.fetcher.peek()
         if found is None:
@@ -233,10 +254,9 @@ class AdapterTiers:
         if error is not None:
             self.fetcher.pop()
             if not isinstance(error, (ValueError, OSError)):
-                raise error
+                raise error  # no file and no disk does that: it is a fault of this program
             if self._demand.is_wanted(adapter.handle):  # else it has gone meanwhile
-                self._end_prefetch(adapter.handle)
-                self._failed(adapter, error)
+                self._fail(adapter, error)
             return
         wanted = self._demand.is_wanted(adapter.handle)
         if not wanted or self.deliver(adapter, future.result(), began):

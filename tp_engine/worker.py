@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tp_engine.adapters import AdapterImage
+from tp_engine.background import Ended
 from tp_engine.channel import PlanChannel
 from tp_engine.comm import Comm
 from tp_engine.copies import Copies
@@ -52,11 +53,11 @@ class Worker:
             self.host.drop(int(plan.adapter[0]))
         return None
 
-    def arrived(self) -> list[int]:
+    def arrived(self) -> list[Ended]:
         """See `Delivery.arrived`."""
         return self.delivery.arrived()
 
-    def landed(self) -> list[int]:
+    def landed(self) -> list[Ended]:
         """See `Copies.landed`."""
         return self.copies.landed()
 

@@ -102,7 +102,7 @@ def refusal(code: str, message: str) -> ApiError:
         return InvalidRequest(message, param="revision", code=code)
     if code == "adapter_loading":
         return Conflict(message, param="name", code=code)
-    if code in ("shutting_down", "no_room"):
+    if code in ("shutting_down", "no_room", "out_of_memory"):
         return Unavailable(message, code=code)
     if code == "store_failed":
         return ApiError(message, code=code)

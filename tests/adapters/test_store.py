@@ -17,7 +17,7 @@ import pytest
 
 from tests.helpers.tiny_models import make_peft_adapter
 from tp_engine.adapters import AdapterError, AdapterRevision, read_adapter
-from tp_engine.adapters.store import AdapterStore, Alias, RevisionState, StoreError
+from tp_engine.adapters.store import AdapterStore, Alias, Hold, RevisionState, StoreError
 from tp_engine.adapters.store.index import StoreIndex
 from tp_engine.models.spec import ModelSpec
 
@@ -110,12 +110,12 @@ def test_everything_is_there_after_a_restart(
     store.promote("x", digests[1])
     store.promote("y", digests[1])
     store.pin("y", True)
-    store.hold("y", True)
+    store.hold("y", Hold.HELD)
     before = store.revisions(), store.aliases(), store.moves("x")
     store.close()
     store = open_store(tmp_path)
     assert (store.revisions(), store.aliases(), store.moves("x")) == before
-    assert store.alias("y") == Alias(name="y", digest=digests[1], pinned=True, held=True)
+    assert store.alias("y") == Alias(name="y", digest=digests[1], pinned=True, hold=Hold.HELD)
     assert [row.manifest.digest for row in store.revisions()] == sorted(digests)
     store.close()
 

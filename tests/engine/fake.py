@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 
+from tp_engine.adapters.errors import OutOfMemory
 from tp_engine.admission import EngineLimits
+from tp_engine.background import Ended
 from tp_engine.engine import Engine
 from tp_engine.memory import PageLayout
 from tp_engine.messages import Output, Submit
@@ -57,6 +59,8 @@ class FakeWorker:
         self.copying: list[tuple[int, int, list[int]]] = []
         self.stopped = False
         """While it is set, nothing that is under way moves."""
+        self.shortage: OutOfMemory | None = None
+        """Of another rank, while it is set."""
         self.runner = SimpleNamespace(arena=SimpleNamespace(layout=LAYOUT), forward_calls=0)
         self.channel = SimpleNamespace(send=lambda plan: None)
 
@@ -85,15 +89,15 @@ class FakeWorker:
         self.runner.forward_calls += 1
         return self._pass(plan)
 
-    def arrived(self) -> list[int]:
-        """What is delivered arrives when it is asked for."""
+    def arrived(self) -> list[Ended]:
+        """What is delivered arrives when it is asked for, unless some rank is short of memory."""
         if self.stopped:
             return []
         arrived, self._under_way = self._under_way, []
         self.images |= dict(arrived)
-        return [handle for handle, _ in arrived]
+        return [Ended(handle, self.shortage) for handle, _ in arrived]
 
-    def landed(self) -> list[int]:
+    def landed(self) -> list[Ended]:
         """What is copied is complete when it is asked for."""
         if self.stopped:
             return []
@@ -102,7 +106,7 @@ class FakeWorker:
             for page in pages:
                 self.pages[page] = [self.images[handle]] * BLOCK
             self.descriptors[descriptor] = (self.images[handle], pages)
-        return [handle for handle, *_ in copying]
+        return [Ended(handle, self.shortage) for handle, *_ in copying]
 
     def _adapter(self, descriptor: int) -> str:
         if descriptor == NO_ADAPTER:

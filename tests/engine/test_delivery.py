@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tp_engine.adapters import AdapterImage
+from tp_engine.background import Ended, Together
 from tp_engine.comm import Comm
 from tp_engine.delivery import Delivery
 from tp_engine.host_pages import HostPages
@@ -28,7 +29,7 @@ def image() -> AdapterImage:
     return AdapterImage(pages=torch.full((2, PAGE), 7, dtype=torch.uint8), record=torch.arange(3))
 
 
-def wait(delivery: Delivery) -> list[int]:
+def wait(delivery: Delivery) -> list[Ended]:
     until = time.monotonic() + 20
     while time.monotonic() < until:
         if arrived := delivery.arrived():
@@ -40,7 +41,7 @@ def wait(delivery: Delivery) -> list[int]:
 def test_a_slow_finish_holds_up_nobody_and_its_result_is_what_is_kept() -> None:
     host, gate = HostPages(4, PAGE, pinned=False), threading.Event()
 
-    def finish(sent: AdapterImage) -> AdapterImage:
+    def finish(sent: AdapterImage, together: Together) -> AdapterImage:
         assert gate.wait(20)
         return replace(sent, pages=sent.pages + 1)
 
@@ -48,13 +49,13 @@ def test_a_slow_finish_holds_up_nobody_and_its_result_is_what_is_kept() -> None:
     delivery.begin(5, 3, [3, 1], [image()])  # returns although the work waits
     assert delivery.arrived() == []
     gate.set()
-    assert wait(delivery) == [5]
+    assert wait(delivery) == [(5, None)]
     assert host.copy_of(5).pages == [3, 1]
     assert bool((host.memory[[1, 3]] == 8).all())
 
 
 def test_what_cannot_be_finished_is_an_error_for_the_loop() -> None:
-    def finish(sent: AdapterImage) -> AdapterImage:
+    def finish(sent: AdapterImage, together: Together) -> AdapterImage:
         raise ValueError("no gains")
 
     host = HostPages(4, PAGE, pinned=False)
@@ -66,7 +67,7 @@ def test_what_cannot_be_finished_is_an_error_for_the_loop() -> None:
 
 
 def test_a_rank_that_follows_ends_with_what_failed_beside_its_steps() -> None:
-    def finish(sent: AdapterImage) -> AdapterImage:
+    def finish(sent: AdapterImage, together: Together) -> AdapterImage:
         raise ValueError("no gains")
 
     comm: Any = SimpleNamespace(
@@ -74,7 +75,7 @@ def test_a_rank_that_follows_ends_with_what_failed_beside_its_steps() -> None:
         world=2,
         device=torch.device("cpu"),
         scatter_background=lambda parts, mine: mine.zero_(),
-        gather_background=lambda lane, number: None,
+        gather_background=lambda lane, values: [values],
     )
     arena = SimpleNamespace(memory=torch.zeros(PAGE, dtype=torch.uint8), descriptors=None)
     runner: Any = SimpleNamespace(arena=arena, layers=1, ends=None)
@@ -91,14 +92,20 @@ def test_a_rank_that_follows_ends_with_what_failed_beside_its_steps() -> None:
     assert str(caught.value.__cause__) == "no gains"
 
 
-def test_what_was_sent_is_not_kept() -> None:
+@pytest.mark.parametrize("short", [False, True])
+def test_what_was_sent_is_not_kept(short: bool) -> None:
+    def finish(image: AdapterImage, together: Together) -> AdapterImage:
+        size = 1 << 50 if short else 1
+        return together("a test", size, lambda: replace(image, row_bytes=len(bytearray(size))))
+
     sent = image()
     alive = weakref.ref(sent.pages)
     host = HostPages(4, PAGE, pinned=False)
-    delivery = Delivery(Comm.alone(torch.device("cpu")), host, lambda image: image)
+    delivery = Delivery(Comm.alone(torch.device("cpu")), host, finish)
     delivery.begin(5, 3, [0, 1], [sent])
     del sent
-    wait(delivery)
+    (ended,) = wait(delivery)
+    assert (ended.shortage is not None) is short
     until = time.monotonic() + 20
     while alive() is not None and time.monotonic() < until:
         time.sleep(0.001)

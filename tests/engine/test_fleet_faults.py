@@ -58,6 +58,18 @@ def test_a_store_that_cannot_be_read_refuses_a_list(
     assert world.show("x").revision == "good-2"
 
 
+def test_a_row_of_the_index_that_cannot_be_understood_fails_calls_alone(world: World) -> None:
+    world.load("x", "good-2")
+    assert world.store is not None
+    world.reader_idle()
+    world.store._index._db.execute("UPDATE revisions SET manifest = ?", (b"{'",))
+    answer = world.until_answered(*world.begin(ListAdapters, name="x"))
+    assert isinstance(answer, AdapterReply) and answer.code == "store_failed"
+    assert world.load("y", "good-2").code == "store_failed"
+    world.ask("r", "x")
+    assert world.run()["r"] == solo("good-2", PROMPT, PARAMS)
+
+
 def test_what_nobody_waits_for_is_logged_when_it_fails(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

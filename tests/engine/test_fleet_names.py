@@ -96,6 +96,30 @@ def test_a_drain_outlives_a_restart_until_it_is_resumed(tmp_path: Path) -> None:
         assert world.fleet.admit("x") == "good-2"
 
 
+def test_a_drain_that_is_to_remove_does_so_whatever_process_lives_to_do_it(tmp_path: Path) -> None:
+    with world_at(tmp_path) as world:
+        for name, adapter in (("x", "good-2"), ("kept", "good-2"), ("resumed", "good-3")):
+            world.load(name, adapter)
+        world.push("pushed", "good-4")
+        for name in ("x", "resumed", "pushed"):
+            world.ask(name, name)
+            assert drain(world, name, remove=True).code is None
+        world.do(ResumeAdapter, name="resumed")
+        assert sorted(world.registry.adapters) == ["kept", "pushed", "resumed", "x"], "they drain"
+    with world_at(tmp_path) as world:
+        assert sorted(world.registry.adapters) == ["kept", "resumed"]
+        assert world.fleet.admit("resumed") == "good-3"
+        kept = {path.name for path in (tmp_path / "store" / "revisions").iterdir()}
+        assert kept == {"good-2", "good-3"}
+
+
+def test_a_drain_that_the_store_does_not_hear_of_says_so(world: World) -> None:
+    world.push("x", "good-4")
+    world.loader.full = True
+    reply = drain(world, "x", remove=True)
+    assert reply.code == "store_failed" and "No space left" in reply.message
+
+
 def test_a_name_that_was_resumed_is_not_taken_away(world: World) -> None:
     world.load("x", "good-2")
     world.ask("r", "x")

@@ -149,7 +149,7 @@ def check_books(world: World) -> None:
     assert world.store is not None
     named = {name: each.digest for name, each in world.registry.adapters.items()}
     assert {alias.name: alias.digest for alias in world.store.aliases()} == named
-    assert {alias.name for alias in world.store.aliases() if alias.held} == world.registry.held
+    assert {alias.name for alias in world.store.aliases() if alias.hold} == world.registry.held
     assert set(known(world.engine)) == set(named.values())
     assert set(world.worker.images.values()) <= set(named.values())
     past = {move.digest for name in named for move in world.store.moves(name)}

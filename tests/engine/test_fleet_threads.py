@@ -65,7 +65,7 @@ def test_neither_what_is_asked_nor_what_is_done_to_names_waits_for_a_load(world:
     assert world.do(ResumeAdapter, name="y").code is None
     assert world.unload("z").code is None
     assert world.store is not None and "slow" not in world.registry.adapters
-    assert [(a.name, a.pinned, a.held) for a in world.store.aliases()] == [
+    assert [(a.name, a.pinned, bool(a.hold)) for a in world.store.aliases()] == [
         *(("x", True, True), ("y", False, False)),
     ]
     world.loader.gate.set()

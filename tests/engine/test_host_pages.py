@@ -70,7 +70,7 @@ def check_arrival(
     while not (landed := copies.landed()):
         assert time.monotonic() < deadline
         time.sleep(0.0005)
-    assert landed == [5]
+    assert landed == [(5, None)]
     assert torch.equal(arena.view(12, PAGE_BYTES)[arena_pages], pages)
     others = [page for page in range(12) if page not in arena_pages]
     assert torch.equal(arena.view(12, PAGE_BYTES)[others], before.view(12, PAGE_BYTES)[others])

@@ -10,6 +10,7 @@ from tests.adapters.test_store import kill_at
 from tests.engine.fake import solo
 from tests.engine.fleet_world import PARAMS, PROMPT, World, open_store, world_at
 from tp_engine.adapters.store import RevisionState
+from tp_engine.messages import DrainAdapter, Message
 
 STRIDE = 7
 """Every seventh change of the disk; the store's own test takes each."""
@@ -29,8 +30,16 @@ STEPS: list[tuple[str, Meanings]] = [
     ("push z", {"x": "good-4"}),
     ("flush all", {"x": "good-4", "z": "good-5"}),
     ("delete x", {"z": "good-5"}),
+    ("drain z away", {}),  # a request is open: it goes when the next process starts
+    ("load w", {"w": "good-3"}),
 ]
 """What is done, and what the names mean from then on."""
+
+
+def drain_away(world: World, name: str) -> Message:
+    """A name that goes when its last request has ended, which never does here."""
+    world.ask("open", name)
+    return world.do(DrainAdapter, name=name, seconds=60.0, remove=True)
 
 
 def live(world: World, say: int) -> None:
@@ -49,6 +58,8 @@ def live(world: World, say: int) -> None:
         "push z": lambda: world.push("z", "good-5"),
         "flush all": lambda: world.flush(),
         "delete x": lambda: world.unload("x"),
+        "drain z away": lambda: drain_away(world, "z"),
+        "load w": lambda: world.load("w", "good-3"),
     }
     for name, _ in STEPS[1:]:
         reply = done[name]()

@@ -12,7 +12,8 @@ import torch
 
 from tests.engine.fake import make_engine
 from tests.helpers.tiny_models import make_checkpoint, make_peft_adapter
-from tp_engine.adapters import AdapterError, AdapterImage, AdapterRegistry
+from tp_engine.adapters import AdapterError, AdapterImage, AdapterRegistry, AdapterRevision
+from tp_engine.adapters.errors import OutOfMemory
 from tp_engine.adapters.store import AdapterStore, StoreError
 from tp_engine.fleet import AdapterLoader, StartingAdapters
 from tp_engine.models.spec import ModelSpec
@@ -151,3 +152,26 @@ def test_whatever_files_provoke_is_a_refusal_with_a_trace_in_the_log(
     assert refused.value.code == "unreadable" and "Traceback" in caplog.text
     assert store.revisions() == []
     store.close()
+
+
+def test_whatever_packing_provokes_is_a_refusal_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config, layout = SimpleNamespace(dtype="float32"), SimpleNamespace(page_bytes=16)
+    rank = SimpleNamespace(config=config, layout=layout, cuts=(), dims=None)
+    loader, revision = AdapterLoader(cast(Rank, rank), None), SimpleNamespace(source="/srv/x")
+
+    def pack(error: Exception) -> None:
+        def packs(*arguments: object) -> None:
+            raise error
+
+        monkeypatch.setattr("tp_engine.fleet.loader.pack_adapter", packs)
+        loader.pack(cast(AdapterRevision, revision))
+
+    with pytest.raises(AdapterError, match="/srv/x: AssertionError: more rows") as refused:
+        pack(AssertionError("more rows"))
+    assert refused.value.code == "unreadable" and "Traceback" in caplog.text
+    with pytest.raises(ValueError, match=r"^too long$"):
+        pack(ValueError("too long"))
+    with pytest.raises(OutOfMemory):
+        pack(MemoryError())

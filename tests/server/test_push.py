@@ -36,7 +36,11 @@ async def test_the_engine_gets_the_files_and_says_whether_they_last(
 async def test_a_refusal_of_the_engine_is_the_answer(
     operator: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
-    for code, status in (("adapter_too_large", 400), ("adapter_loading", 409)):
+    for code, status in (
+        ("adapter_too_large", 400),
+        ("adapter_loading", 409),
+        ("out_of_memory", 503),
+    ):
 
         def refuse(call: AdapterCall, code: str = code) -> AdapterReply:
             return AdapterReply(call_id=call.call_id, code=code, message="no")

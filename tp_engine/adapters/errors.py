@@ -2,6 +2,7 @@
 
 ValueError
   AdapterError    the adapter can't be loaded; ``code`` is one of `AdapterErrorCode`
+    OutOfMemory   not now: a rank has no memory for it
   UnknownModel    (see `tp_engine.adapters.registry`) a request names nothing that is served
 """
 
@@ -25,6 +26,7 @@ AdapterErrorCode = Literal[
     "not_finite",
     "nothing_applied",
     "name_refused",
+    "out_of_memory",
 ]
 """Stable words for programs; the message is for people."""
 
@@ -36,6 +38,17 @@ class AdapterError(ValueError):
         assert code in get_args(AdapterErrorCode)
         super().__init__(message)
         self.code: AdapterErrorCode = code
+
+
+class OutOfMemory(AdapterError):
+    """An adapter that is not loaded for want of memory, on whatever rank; worth another try."""
+
+    def __init__(self, what: str, nbytes: int) -> None:
+        """``what`` the memory is for; ``nbytes`` of it are wanted, 0: it is not known how many."""
+        wanted = f": {nbytes} bytes are wanted" if nbytes else ""
+        super().__init__("out_of_memory", f"there is no memory for {what}{wanted}")
+        self.needs = what, nbytes
+        self.nbytes = nbytes
 
 
 def shown(value: object, limit: int = 120) -> str:

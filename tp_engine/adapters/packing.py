@@ -22,6 +22,7 @@ from tp_engine.adapters.rows import cast_finite, copy_rows
 from tp_engine.adapters.targets import Place, module_name
 from tp_engine.host_memory import zeroed_pages
 from tp_engine.interpreter import giving_way
+from tp_engine.shortage import asking_for
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -67,18 +68,31 @@ def pack_adapter(
         dtype: of activations; A and B are cast to it once, before they are cut.
 
     Raises:
-        AdapterError: ``not_finite``, if a value is too large for ``dtype``.
+        AdapterError: ``not_finite``, if a value is too large for ``dtype``; `OutOfMemory`.
         ValueError: see `tp_engine.adapters.layout.place_rows`.
     """
     placed = [_place(revision, cut, dims, dtype, page_bytes) for cut in cuts]
     count = max(pages for _, pages in placed)
+    with asking_for(f"page images for {len(cuts)} ranks", len(cuts) * count * page_bytes):
+        return _images(revision, cuts, dims, dtype, placed, (count, page_bytes))
+
+
+def _images(
+    revision: AdapterRevision,
+    cuts: Sequence[RankCut],
+    dims: ModelDims,
+    dtype: torch.dtype,
+    placed: Sequence[tuple[list[Run], int]],
+    size: tuple[int, int],
+) -> list[AdapterImage]:
+    """Fill images of one ``size``, [n, page_bytes], with the runs ``placed`` in them by rank."""
     modules = {
         place: _cast(place, module, dtype) for place, module in giving_way(revision.modules.items())
     }
     replaced = cast_replaced(revision.replaced, dtype)
     images = []
     for cut, (runs, _) in zip(cuts, placed, strict=True):
-        pages = zeroed_pages(count, page_bytes)
+        pages = zeroed_pages(*size)
         by_key: dict[GroupKey, list[Run]] = {}
         for run in runs:
             by_key.setdefault(run.group.key, []).append(run)

@@ -32,6 +32,7 @@ from tp_engine.adapters.targets import (
 )
 from tp_engine.adapters.tensors import check_tensor, read_finite
 from tp_engine.interpreter import giving_way
+from tp_engine.shortage import asking_for
 
 if TYPE_CHECKING:
     from tp_engine.models.spec import ModelSpec
@@ -70,13 +71,16 @@ def read_adapter(
         if config is None:
             raise AdapterError("config_missing", f"{real}: no {CONFIG_NAME}")
         settings = read_config(config)
-        modules, replaced = _read_changes(_weights_file(real), settings, spec, base)
+        weights = _weights_file(real)
+        with asking_for(f"the tensors of {weights}", weights.stat().st_size):
+            modules, replaced = _read_changes(weights, settings, spec, base)
+            digest = digest_of(modules, replaced)
     except CheckpointError as error:
         raise AdapterError("weights_corrupt", str(error)) from None
     except OSError as error:
         raise AdapterError("unreadable", f"{os.fspath(directory)}: {error}") from None
     return AdapterRevision(
-        digest=digest_of(modules, replaced),
+        digest=digest,
         source=str(real),
         modules=modules,
         expected=len(modules) + len(replaced),

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 
 from tp_engine.adapters import AdapterError, AdapterRevision
-from tp_engine.adapters.errors import shown
+from tp_engine.adapters.errors import OutOfMemory, shown
 from tp_engine.adapters.names import check_name
 from tp_engine.adapters.store import StoreError
 from tp_engine.fleet.errands import CallError, LetGo, Loaded, Loading
@@ -92,6 +92,8 @@ class Arriving:
             reply = self._arrived(loading)
             self._settle(loading)
             return reply
+        except OutOfMemory as error:
+            code, text = error.code, f"adapter {shown(loading.name)}: {error}"
         except (AdapterError, StoreError, CallError) as error:
             code, text = error.code, str(error)
         except ValueError as error:
@@ -108,7 +110,7 @@ class Arriving:
     def _take_steps(self, loading: Loading) -> bool:
         """Whether all ranks have it and the store knows, as far as it must."""
         revision = loading.revision or self._take_read(loading)
-        if revision is None or revision.digest not in self._shared.engine.roster.adapters:
+        if revision is None or not self._shared.engine.roster.has(revision.digest):
             return False
         if loading.record is None:
             return True

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tp_engine.adapters import AdapterImage, AdapterRevision
+from tp_engine.adapters.store import Hold
 from tp_engine.messages import LoadAdapter, MoveAdapter, PushAdapter
 
 Loaded = tuple[AdapterRevision, Sequence[AdapterImage]]
@@ -113,8 +114,8 @@ class Loader(Protocol):
         """Make it last that a name is pinned, or not."""
         ...
 
-    def hold(self, name: str, held: bool) -> LetGo:
-        """Make it last that a name takes no new requests, or takes them again."""
+    def hold(self, name: str, hold: Hold) -> LetGo:
+        """Make it last whether a name takes new requests, and whether it is about to go."""
         ...
 
 

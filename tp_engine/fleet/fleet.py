@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,6 +56,7 @@ from tp_engine.messages import (
     Stats,
     UnloadAdapter,
 )
+from tp_engine.shortage import OneThread
 
 log = logging.getLogger(__name__)
 
@@ -89,8 +89,8 @@ class AdapterFleet:
             pinned: names that are kept in memory.
         """
         # One load at a time: the engine's steps need the host's cores more.
-        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter-reader")
-        self._recorder = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter-recorder")
+        self._reader = OneThread("adapter-reader")
+        self._recorder = OneThread("adapter-recorder")
         shared = Shared(
             engine=engine,
             registry=registry,

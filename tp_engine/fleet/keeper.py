@@ -12,7 +12,7 @@ import msgspec
 
 from tp_engine.adapters import AdapterRevision
 from tp_engine.adapters.errors import shown
-from tp_engine.adapters.store import AdapterStore, Flags, StoreError
+from tp_engine.adapters.store import AdapterStore, Flags, Hold, StoreError
 from tp_engine.fleet.errands import Kept, LeftOut, LetGo
 from tp_engine.fleet.pushed import PUSHED, PushedFiles
 
@@ -141,12 +141,12 @@ class Keeper:
             self._put_off.setdefault(name, {})["pinned"] = pinned
         return []
 
-    def hold(self, name: str, held: bool) -> LetGo:
-        """Make it last that a name takes no new requests, or takes them again."""
+    def hold(self, name: str, hold: Hold) -> LetGo:
+        """Make it last whether a name takes new requests, and whether it is about to go."""
         if self._store is not None and self._store.knows(name):
-            self._store.hold(name, held)
+            self._store.hold(name, hold)
         else:
-            self._put_off.setdefault(name, {})["held"] = held
+            self._put_off.setdefault(name, {})["hold"] = hold
         return []
 
     def _promote(

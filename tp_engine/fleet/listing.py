@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import partial
 
+from tp_engine.adapters.errors import OutOfMemory
 from tp_engine.fleet.dirty import Dirty
 from tp_engine.fleet.errands import Kept, LeftOut
 from tp_engine.fleet.shared import Shared, refusal
@@ -63,6 +64,8 @@ class Listing:
     def _answer(self, call_id: str, found: Future[dict[str, Kept]]) -> AdapterList | AdapterReply:
         try:
             return AdapterList(call_id=call_id, adapters=self._all(found.result()))
+        except OutOfMemory as error:
+            return refusal(call_id, error.code, str(error))
         except OSError as error:
             return refusal(call_id, "store_failed", str(error))
 

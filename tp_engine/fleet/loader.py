@@ -16,11 +16,13 @@ from tp_engine.adapters import (
     pack_adapter,
     read_adapter,
 )
+from tp_engine.adapters.errors import OutOfMemory
 from tp_engine.adapters.store import AdapterStore, Manifest, StoreError
 from tp_engine.fleet.errands import Loaded
 from tp_engine.fleet.keeper import Keeper
 from tp_engine.fleet.pushed import PUSHED
 from tp_engine.rank import Rank, base_files
+from tp_engine.shortage import asking_for
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +89,8 @@ class AdapterLoader(Keeper):
                 return self.pack(found)
             reason = f"its files hold revision {found.digest} now, not {digest}"
             refusal: ValueError = StoreError("damaged", reason)
+        except OutOfMemory:
+            raise
         except AdapterError as error:
             refusal = error
         if self._store is None or not self._store.has(digest):
@@ -127,7 +131,7 @@ class AdapterLoader(Keeper):
         try:
             images = self.pack(revision)
             self.keep_size(revision.digest, ImageSize.of(revision, images))
-        except (ValueError, OSError):
+        except BaseException:
             self.discard(revision.digest)
             raise
         self._loaded[revision.digest] += 1
@@ -141,18 +145,17 @@ class AdapterLoader(Keeper):
         """
         config = self._rank.config
         try:
-            return read_adapter(
-                directory,
-                self._rank.joined.spec,
-                base_names=(*config.base_names, config.model),
-                base=base_files(self._rank.joined),
-            )
+            with asking_for("its files"):
+                return read_adapter(
+                    directory,
+                    self._rank.joined.spec,
+                    base_names=(*config.base_names, config.model),
+                    base=base_files(self._rank.joined),
+                )
         except AdapterError:
             raise
-        except Exception as error:  # of whatever files provoke: the load ends, not the service
-            log.exception("reading the adapter in %s failed", directory)
-            reason = f"{directory}: {type(error).__name__}: {error}"
-            raise AdapterError("unreadable", reason) from error
+        except Exception as error:
+            raise _unforeseen(directory, error) from error
 
     def read_kept(self, digest: str) -> AdapterRevision:
         """Read a revision of the store, which may have been kept for another base.
@@ -176,13 +179,28 @@ class AdapterLoader(Keeper):
         """Its images, one a rank.
 
         Raises:
-            ValueError: a number in it does not fit the dtype that is served.
+            ValueError: a number does not fit the dtype that is served, a row no page, all of it no
+                memory.
         """
         rank = self._rank
         dtype = getattr(torch, rank.config.dtype)
-        return pack_adapter(revision, rank.cuts, rank.dims, dtype, rank.layout.page_bytes)
+        try:
+            with asking_for("its page images"):
+                return pack_adapter(revision, rank.cuts, rank.dims, dtype, rank.layout.page_bytes)
+        except ValueError:
+            raise
+        except Exception as error:
+            raise _unforeseen(revision.source, error) from error
 
     def keep_size(self, digest: str, size: ImageSize) -> None:
         """Let a start know what a revision of the store takes without reading it."""
         if self._store is not None and self._store.has(digest):
             self._store.keep_size(digest, self.layout, size)
+
+
+def _unforeseen(source: object, error: Exception) -> AdapterError:
+    """A refusal for what an adapter's content provokes that nobody has thought of, even a broken
+    assertion: reading and packing touch nothing but that content, and no other rank knows of it as
+    yet. So the load ends, not the service; the trace in the log is for who mends the program."""
+    log.exception("the adapter in %s cannot be read or packed", source)
+    return AdapterError("unreadable", f"{source}: {type(error).__name__}: {error}")

@@ -1,7 +1,7 @@
 """What is done to names while what they mean stays: pinned, drained, resumed, taken away.
 
 drain: no new requests ─> those of the name end, or are ended at the deadline
-─> it stays so until it is resumed, or goes
+─> it stays so until it is resumed, or goes: at the next start if this process ends first
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from functools import partial
 
 from tp_engine.adapters import RevisionCard, UnknownModel
 from tp_engine.adapters.errors import shown
+from tp_engine.adapters.store import Hold
 from tp_engine.fleet.dirty import Dirty
 from tp_engine.fleet.errands import CallError, LetGo
 from tp_engine.fleet.recording import Recording
@@ -85,14 +86,15 @@ class Names:
         ]
         deadline = time.monotonic() + call.seconds
         self._drains[call.name] = _Drain(requests, deadline, call.remove)
-        self._record(call, revision, partial(self._shared.loader.hold, call.name, True))
+        hold = Hold.LEAVING if call.remove else Hold.HELD
+        self._record(call, revision, partial(self._shared.loader.hold, call.name, hold))
 
     def resume(self, call: ResumeAdapter) -> None:
         """Give a name requests again."""
         revision = self.find(call.name)
         self._shared.registry.release(call.name)
         self._drains.pop(call.name, None)
-        self._record(call, revision, partial(self._shared.loader.hold, call.name, False))
+        self._record(call, revision, partial(self._shared.loader.hold, call.name, Hold.NONE))
 
     def gone(self, name: str) -> None:
         """A name means nothing any more."""

@@ -20,6 +20,8 @@ class _Preload:
     adapter: AdapterFootprint
     asked: bool = False
     """Whether it has been told to be fetched."""
+    copying: bool = False
+    """Likewise to be copied into the arena."""
 
 
 class Preloading:
@@ -66,8 +68,12 @@ class Preloading:
         if not engine.tiers.is_at_hand(adapter.handle):
             return self._fetch(preload)
         stand = Stand.READY
+        if preload.copying and engine.residency.find(adapter.handle) is None:
+            text = f"adapter {shown(call.name)} does not stay in the arena: see the server's log"
+            return refusal(call.call_id, "no_room", text)
         if call.arena:
             stand = engine.tiers.bring(adapter, spare=len(engine.scheduler.running))
+            preload.copying = stand is Stand.COMING
         if stand is Stand.NO_ROOM:
             text = f"what runs leaves no {adapter.pages} pages for adapter {shown(call.name)}"
             return refusal(call.call_id, "no_room", text)

@@ -76,7 +76,7 @@ class StartingAdapters:
             try:
                 check_name(alias.name, registry.base_names)  # the base may have a new name
                 revision = self._known(store, alias, sizes.get(alias.digest))
-            except (AdapterError, StoreError) as error:
+            except (AdapterError, StoreError, OSError) as error:
                 self._leave_out(alias.name, alias.digest, error)
                 continue
             found[alias.name] = revision
@@ -85,7 +85,7 @@ class StartingAdapters:
         registry.register_all(found)
         self._restored |= found.keys()
         for alias in aliases:
-            if alias.held and alias.name in found:
+            if alias.hold and alias.name in found:
                 registry.hold(alias.name)
         return {alias.name for alias in aliases if alias.pinned and alias.name in found}
 
@@ -114,7 +114,7 @@ class StartingAdapters:
                 log.error("adapter %s is left out: %s", shown(name), refusal)
             registry.remove(name)
 
-    def _leave_out(self, name: str, digest: str, error: ValueError) -> None:
+    def _leave_out(self, name: str, digest: str, error: Exception) -> None:
         log.error("adapter %s of the store is left out: %s", shown(name), error)
         self._loader.left_out[name] = LeftOut(digest=digest, reason=str(error))
 

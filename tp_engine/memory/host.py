@@ -1,6 +1,7 @@
 """Which adapters the hosts have, and in which pages of their memory. Rank 0 decides.
 
     COLD ──take: all its pages, or nothing──> COMING ──arrived on all ranks──> WARM
+                                              COMING ──some rank has no memory──> COLD
     WARM ──its pages are needed; least worth first; what is wanted only if it is resident──> COLD
 
 Pages have the size of the arena's and the same numbers on every rank.
@@ -99,6 +100,13 @@ class HostTier:
         """All hosts have the copy."""
         self._copies[handle].arrived = True
         self._reconsider(handle)
+
+    def give_up(self, handle: int) -> None:
+        """Free the pages of a copy that will not arrive; a host may have got it all the same."""
+        copy = self._copies.pop(handle)
+        assert not copy.arrived
+        self._free.extend(copy.pages)
+        self._evicted(handle)
 
     def drop(self, handle: int) -> None:
         """Free the pages of a copy that has arrived."""

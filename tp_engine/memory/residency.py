@@ -2,6 +2,7 @@
 
     ABSENT ──load: all its pages and its stretch of descriptors, or nothing──> COMING
     COMING ──landed: the copy is complete on all ranks──> READY
+    COMING ──some rank has no memory for the copy──> ABSENT
     READY ──acquire / give_back──> in use by running requests, or idle
     idle ──its pages are needed, or too many are idle; least worth first──> ABSENT
 
@@ -130,6 +131,11 @@ class AdapterResidency:
         self._residents[handle].ready = True
         self._make_idle(self._residents[handle])
 
+    def give_up(self, handle: int) -> None:
+        """Take an adapter whose copy will not be complete out of the arena."""
+        assert not self._residents[handle].ready
+        self._remove(self._residents[handle])
+
     def acquire(self, footprint: AdapterFootprint) -> Resident | None:
         """Pin an adapter that is ready; None for any other."""
         resident = self._residents.get(footprint.handle)
@@ -203,10 +209,12 @@ class AdapterResidency:
         return self._demand.is_wanted(handle), log_worth(weight, seconds, pages)
 
     def _evict(self, resident: Resident) -> None:
-        handle = resident.footprint.handle
-        del self._residents[handle]
-        self._idle.discard(handle)
+        self._idle.discard(resident.footprint.handle)
         self._evictable -= len(resident.pages)
+        self._remove(resident)
+
+    def _remove(self, resident: Resident) -> None:
+        del self._residents[resident.footprint.handle]
         self._space.give_back(resident.descriptor, resident.footprint.words)
         for page in resident.pages:
             self._pool.drop(page)

@@ -13,7 +13,7 @@ files, and `AdapterStore` sweeps the rest away when it is opened.
 from tp_engine.adapters.store.errors import StoreError
 from tp_engine.adapters.store.index import Alias, Move, RevisionRow, RevisionState
 from tp_engine.adapters.store.manifest import LAYOUT_VERSION, Manifest, ModuleEntry
-from tp_engine.adapters.store.names import Flags
+from tp_engine.adapters.store.names import Flags, Hold
 from tp_engine.adapters.store.store import AdapterStore
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "AdapterStore",
     "Alias",
     "Flags",
+    "Hold",
     "Manifest",
     "ModuleEntry",
     "Move",

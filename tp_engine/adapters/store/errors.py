@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal, get_args
 
+import msgspec
+
 StoreErrorCode = Literal[
     "unknown_name",
     "unknown_revision",
@@ -32,7 +34,7 @@ def disk_errors() -> Iterator[None]:
     """Of the index: what the disk does is an OSError, as for files."""
     try:
         yield
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, msgspec.DecodeError) as error:
         if isinstance(error, sqlite3.IntegrityError | sqlite3.ProgrammingError):
             raise
         raise OSError(f"the index of the adapter store: {error}") from error

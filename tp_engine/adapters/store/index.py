@@ -23,7 +23,7 @@ from tp_engine.adapters.size import ImageSize
 from tp_engine.adapters.store import footprints, names
 from tp_engine.adapters.store.errors import disk_errors
 from tp_engine.adapters.store.manifest import Manifest
-from tp_engine.adapters.store.names import Flags
+from tp_engine.adapters.store.names import Flags, Hold
 
 SCHEMA_VERSION: Final = 2
 """Kept as SQLite's ``user_version``."""
@@ -85,8 +85,7 @@ class Alias:
     digest: str
     pinned: bool
     """Kept in memory even when idle."""
-    held: bool
-    """Takes no new requests."""
+    hold: Hold
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -212,10 +211,10 @@ class StoreIndex:
         with self._change() as db:
             db.execute("UPDATE aliases SET pinned = ? WHERE name = ?", (int(pinned), name))
 
-    def hold(self, name: str, held: bool) -> None:
-        """Let a name take no new requests, or take them again."""
+    def hold(self, name: str, hold: Hold) -> None:
+        """Say whether a name takes new requests."""
         with self._change() as db:
-            db.execute("UPDATE aliases SET held = ? WHERE name = ?", (int(held), name))
+            db.execute("UPDATE aliases SET held = ? WHERE name = ?", (int(hold), name))
 
     def alias(self, name: str) -> Alias | None:
         """What a name means, or None."""
@@ -268,20 +267,19 @@ class StoreIndex:
     def _rows(self, where: str, values: tuple[object, ...]) -> list[RevisionRow]:
         query = f"SELECT manifest, state, reason, added FROM revisions {where}"
         with self._look() as db:
-            rows = db.execute(query, values).fetchall()
-        return [
-            RevisionRow(
-                manifest=msgspec.json.decode(manifest, type=Manifest),
-                state=RevisionState(state),
-                reason=reason,
-                added=added,
-            )
-            for manifest, state, reason, added in rows
-        ]
+            return [
+                RevisionRow(
+                    manifest=msgspec.json.decode(manifest, type=Manifest),
+                    state=RevisionState(state),
+                    reason=reason,
+                    added=added,
+                )
+                for manifest, state, reason, added in db.execute(query, values)
+            ]
 
     def _aliases(self, where: str, values: tuple[object, ...]) -> list[Alias]:
         with self._look() as db:
             rows = db.execute(
                 f"SELECT name, digest, pinned, held FROM aliases {where}", values
             ).fetchall()
-        return [Alias(name=n, digest=d, pinned=bool(p), held=bool(h)) for n, d, p, h in rows]
+        return [Alias(name=n, digest=d, pinned=bool(p), hold=Hold(h)) for n, d, p, h in rows]

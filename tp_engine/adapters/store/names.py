@@ -15,14 +15,26 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Iterable
+from enum import IntEnum
 from typing import TypedDict
+
+
+class Hold(IntEnum):
+    """Whether a name takes new requests; as it stands in the index."""
+
+    NONE = 0
+    """It does."""
+    HELD = 1
+    """It does not, until it is resumed."""
+    LEAVING = 2
+    """It does not, and goes when the requests that it has have ended."""
 
 
 class Flags(TypedDict, total=False):
     """What is asked of a name beside its meaning."""
 
     pinned: bool
-    held: bool
+    hold: Hold
 
 
 def move(
@@ -39,7 +51,7 @@ def move(
     db.execute(
         "INSERT INTO aliases (name, digest, pinned, held) VALUES (?, ?, ?, ?) "
         "ON CONFLICT (name) DO UPDATE SET digest = excluded.digest",
-        (name, digest, flags.get("pinned", False), flags.get("held", False)),
+        (name, digest, flags.get("pinned", False), flags.get("hold", Hold.NONE)),
     )
     db.execute(
         "UPDATE revisions SET state = 'ready' WHERE digest = ? AND state = 'draining'", (digest,)

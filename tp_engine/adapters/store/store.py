@@ -19,7 +19,7 @@ from tp_engine.adapters.store.errors import StoreError
 from tp_engine.adapters.store.files import RevisionFiles, sha256_of
 from tp_engine.adapters.store.index import Alias, Move, RevisionRow, RevisionState, StoreIndex
 from tp_engine.adapters.store.manifest import Manifest, manifest_of
-from tp_engine.adapters.store.names import Flags
+from tp_engine.adapters.store.names import Flags, Hold
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +48,10 @@ class AdapterStore:
         self._lock = threading.Lock()
         self._files = RevisionFiles(root)
         self._index = StoreIndex(root / "index.sqlite")
+        for alias in self._index.aliases():
+            if alias.hold is Hold.LEAVING:  # the requests that it waited for are gone
+                self._index.unname(alias.name)
+                log.info("adapter %s was drained to be removed: it is unloaded", shown(alias.name))
         for row in self._index.revisions():
             if row.state is RevisionState.DRAINING:
                 self._forget_unreferred(row.manifest.digest)
@@ -226,15 +230,15 @@ class AdapterStore:
             self._index.pin(name, pinned)
             return self.alias(name)
 
-    def hold(self, name: str, held: bool) -> Alias:
-        """Let a name take no new requests, or take them again.
+    def hold(self, name: str, hold: Hold) -> Alias:
+        """Say whether a name takes new requests; one that leaves is gone at the next opening.
 
         Raises:
             StoreError: ``unknown_name``.
         """
         with self._lock:
             self.alias(name)
-            self._index.hold(name, held)
+            self._index.hold(name, hold)
             return self.alias(name)
 
     def alias(self, name: str) -> Alias:
