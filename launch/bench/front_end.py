@@ -89,7 +89,7 @@ def front_end(directory: Path) -> Iterator[tuple[FrontEndLink, psutil.Process, i
     )
     try:
         card = ModelCard(name="base", root="made-up")
-        link.send([Ready(models=[card], max_model_len=8192, vocab_size=VOCAB, kv_tokens=10**6)])
+        link.send([Ready(models=[card], max_model_len=8192, vocab_size=VOCAB)])
         yield link, psutil.Process(process.pid), port
     finally:
         process.kill()

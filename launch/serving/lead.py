@@ -254,14 +254,12 @@ class Lead:
 
     def _announce(self, engine: Engine, served: Models, seconds: float) -> None:
         config, limits = self._config, engine.limits
-        kv_tokens = limits.num_pages * engine.layout.block_tokens
         self._link.send(
             [
                 Ready(
                     models=served.models,
                     max_model_len=served.max_model_len,
                     vocab_size=limits.vocab_size,
-                    kv_tokens=kv_tokens,
                 )
             ]
         )
@@ -274,6 +272,6 @@ class Lead:
             config.port,
             ", ".join(config.engine.base_names),
             sum(card.parent is not None for card in served.models),
-            kv_tokens,
+            limits.num_pages * engine.layout.block_tokens,
             served.max_model_len,
         )

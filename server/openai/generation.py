@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import msgspec
 
 from server.engine_client import EngineClient
-from server.errors import Unavailable
 from server.metrics import HttpMetrics
 from server.openai.sampling import seed_of_output
 from server.openai.shapes import CachedTokens, Usage
@@ -130,8 +129,6 @@ class Generation:
         )
 
     def _advance(self, index: int, output: Output) -> Delta:
-        if output.finish_reason == "abort":
-            raise Unavailable("the server aborted the request", code="aborted")
         text = self._texts[index]
         new = text.push(output.tokens, output.logprobs)
         added, pieces = new.text, new.pieces

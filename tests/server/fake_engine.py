@@ -90,9 +90,7 @@ class FakeEngine:
         await self._push.send(encode_all([message]))
 
     async def announce(self) -> None:
-        await self.send(
-            Ready(models=MODELS, max_model_len=CONTEXT, vocab_size=VOCAB, kv_tokens=10_000)
-        )
+        await self.send(Ready(models=MODELS, max_model_len=CONTEXT, vocab_size=VOCAB))
 
     async def settled(self, aborts: int) -> None:
         """Return when nothing runs and so many aborts came; fail after two seconds."""

@@ -141,8 +141,6 @@ class Ready(Message, frozen=True, kw_only=True):
     models: list[ModelCard]
     max_model_len: int
     vocab_size: int
-    kv_tokens: int
-    """Tokens whose keys and values fit into the arena when no adapter is resident."""
 
 
 class Models(Message, frozen=True, kw_only=True):
@@ -179,7 +177,7 @@ class Output(Message, frozen=True, kw_only=True):
     logprobs: list[TokenLogprobs] | None = None
     """One per entry of ``tokens``, when asked for."""
     finish_reason: str | None = None
-    """``stop``, ``length`` or ``abort`` in the last message, else None."""
+    """``stop`` or ``length`` in the last message, else None."""
     stop_token: int | None = None
     """The end-of-sequence or stop token that ended it, when that is why."""
     cached_tokens: int = 0
