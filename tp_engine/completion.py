@@ -27,13 +27,18 @@ class Completion:
 class OpenPrompt:
     """One prompt of a `generate` call while it runs."""
 
-    def __init__(self, message: Submit, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self, message: Submit, tokenizer: Tokenizer | None, *, continues: bool = False
+    ) -> None:
+        """``continues``: whether the text goes on from the prompt's, so that a space counts."""
         self.message = message
         params = message.params
         if params.stop and tokenizer is None:
             raise ValueError("stop strings need a tokenizer, and the model's directory has none")
         self._text = (
-            OutputText(tokenizer, stops=params.stop, min_tokens=params.min_tokens)
+            OutputText(
+                tokenizer, stops=params.stop, min_tokens=params.min_tokens, continues=continues
+            )
             if tokenizer is not None
             else None
         )

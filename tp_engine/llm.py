@@ -91,7 +91,7 @@ class LLM:
             items = _as_list(prompts)
             return [self._text().encode(p) if isinstance(p, str) else list(p) for p in items]
 
-        return self._complete(encoded, params, model)
+        return self._complete(encoded, params, model, continues=True)
 
     def chat(
         self,
@@ -104,7 +104,10 @@ class LLM:
         single = bool(conversations) and isinstance(conversations[0], Mapping)
         chats: Sequence[Any] = [conversations] if single else conversations
         return self._complete(
-            lambda: [self._text().encode_chat(chat) for chat in chats], params, model
+            lambda: [self._text().encode_chat(chat) for chat in chats],
+            params,
+            model,
+            continues=False,
         )
 
     def close(self) -> None:
@@ -119,6 +122,8 @@ class LLM:
         encoded: Callable[[], list[list[int]]],
         params: SamplingParams | Sequence[SamplingParams] | None,
         model: str | Sequence[str | None] | None,
+        *,
+        continues: bool,
     ) -> list[Completion] | None:
         """The completions of what ``encoded`` gives on rank 0, which alone has a tokenizer."""
         if self.engine is None:
@@ -130,6 +135,7 @@ class LLM:
                 prompts,
                 _spread(params or SamplingParams(temperature=0.0), len(prompts), "params"),
                 _spread(model, len(prompts), "model"),
+                continues=continues,
             )
             return self._run(requests)
 
@@ -157,13 +163,15 @@ class LLM:
         prompts: list[list[int]],
         params: Sequence[SamplingParams],
         models: Sequence[str | None],
+        *,
+        continues: bool,
     ) -> list[OpenPrompt]:
         assert self.engine is not None
         opened: list[OpenPrompt] = []
         for i, (prompt, param, model) in enumerate(zip(prompts, params, models, strict=True)):
             resolved = self.registry.resolve(model or self.rank.config.base_names[0])
             message = Submit(request_id=str(i), model=resolved.name, prompt=prompt, params=param)
-            opened.append(OpenPrompt(message, self._tokenizer))
+            opened.append(OpenPrompt(message, self._tokenizer, continues=continues))
             self.engine.submit(message, resolved.digest)
         return opened
 

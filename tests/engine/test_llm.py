@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.helpers.tiny_models import make_checkpoint, make_peft_adapter
+from tests.text.tiny_tokenizers import byte_fallback
 from tp_engine import LLM, EngineConfig, SamplingParams
 
 
@@ -36,3 +37,18 @@ def test_more_prompts_of_a_call_may_wait_for_an_adapter_than_a_server_lets(tmp_p
         )
         answers = llm.generate([[1, 2]] * count, SamplingParams(max_tokens=1), model=cold)
     assert answers is not None and len(answers) == count
+
+
+def test_a_completion_begins_with_the_space_that_follows_its_prompt(tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path / "base", "llama", vocab_size=320)
+    byte_fallback(model)
+    with LLM(str(model), max_model_len=16, num_pages=16) as llm:
+        tokenizer = llm._tokenizer
+        assert tokenizer is not None
+        tokenizer._inner.chat_template = "{{ messages[0].content }}"
+        (word,) = tokenizer.encode("w", add_special_tokens=False)
+        params = SamplingParams(temperature=0, max_tokens=2, logit_bias={word: 100})
+        continued = llm.generate("he", params)
+        answered = llm.chat([{"role": "user", "content": "he"}], params)
+    assert continued is not None and answered is not None
+    assert [continued[0].text, answered[0].text] == [" w w", "w w"]
