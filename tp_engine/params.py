@@ -88,6 +88,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             _integer(self, "seed", -(2**63), 2**63 - 1)
         if self.logprobs is not None:
             _integer(self, "logprobs", 0, MAX_LOGPROBS)
+        if isinstance(self.stop, str):  # each of its characters would be taken for a stop string
+            raise ParameterError("stop", self.stop, "a tuple of strings")
         if len(self.stop) > MAX_STOP_STRINGS:
             raise ParameterError("stop", len(self.stop), f"at most {MAX_STOP_STRINGS} strings")
         for text in self.stop:

@@ -376,6 +376,8 @@ def test_parameters_are_refused_by_name_value_and_range() -> None:
         {"logit_bias": {1: 101.0}},
         {"stop": ("",)},
         {"stop": ("a",) * 17},
+        {"stop": "END"},
+        {"stop_token_ids": (5,) * 1025},
         {"seed": 2**63},
         {"min_tokens": -1},
     ):
