@@ -105,12 +105,21 @@ def _check_tokens(message: Submit, vocab_size: int) -> None:
         raise RequestError("invalid_request", str(error), error.param) from error
 
 
-def check_wait(message: Submit, parked: int, limits: EngineLimits) -> None:
+def check_wait(
+    message: Submit, parked: int, limits: EngineLimits, failure: Exception | None
+) -> None:
     """Refuse a request for a cold adapter that will not wait, or behind too many that do.
+
+    Args:
+        parked: requests that wait.
+        failure: why the adapter could not be read, if it was for one that did not wait.
 
     Raises:
         RequestError: another time it may be served.
     """
+    if failure is not None:
+        text = f"the adapter of {message.model} cannot be read: {failure}"
+        raise RequestError("adapter_unavailable", text)
     if not message.wait_for_adapter:
         text = f"the adapter of {message.model} is being loaded; try again soon"
         raise RequestError("adapter_loading", text)

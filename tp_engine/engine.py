@@ -225,9 +225,9 @@ class Engine:
     def _begin_wait(self, message: Submit, adapter: AdapterFootprint) -> None:
         """See that a request may wait for its adapter, if it has to."""
         if not self.tiers.is_at_hand(adapter.handle):
-            if not (message.wait_for_adapter and self.limits.adapter_queue):
-                self.tiers.prefetch(adapter)
-            check_wait(message, self.scheduler.num_parked, self.limits)
+            waits = message.wait_for_adapter and self.limits.adapter_queue > 0
+            failure = None if waits else self.tiers.prefetch(adapter)
+            check_wait(message, self.scheduler.num_parked, self.limits, failure)
 
     def _not_brought(self, adapter: AdapterFootprint, error: Exception) -> None:
         """Note whom to end because an adapter cannot be read, sent or copied."""

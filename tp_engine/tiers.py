@@ -98,6 +98,8 @@ class AdapterTiers:
         self.host = HostTier(host_pages, demand, prices, self._cooled)
         self.fetcher = Fetcher(fetch, demand.is_wanted)
         self._prefetching: set[int] = set()
+        self._not_prefetched: dict[int, Exception] = {}
+        """Why, by handle, until somebody asks."""
         self.fetches = 0
 
     def bind(self, residency: AdapterResidency) -> None:
@@ -158,12 +160,16 @@ class AdapterTiers:
         if not self.host.is_warm(adapter.handle) and not self.host.is_coming(adapter.handle):
             self.fetcher.want(adapter)
 
-    def prefetch(self, adapter: AdapterFootprint) -> None:
-        """Have a cold adapter brought to the hosts although nobody waits for it."""
-        if adapter.handle not in self._prefetching and not self.is_at_hand(adapter.handle):
-            self._prefetching.add(adapter.handle)
-            self._demand.hold(adapter.handle)
+    def prefetch(self, adapter: AdapterFootprint) -> Exception | None:
+        """Have a cold adapter brought to the hosts although nobody waits for it; or say, once, why
+        that has failed."""
+        handle = adapter.handle
+        failure = self._not_prefetched.pop(handle, None)
+        if failure is None and handle not in self._prefetching and not self.is_at_hand(handle):
+            self._prefetching.add(handle)
+            self._demand.hold(handle)
             self.want(adapter)
+        return failure
 
     def is_at_hand(self, handle: int) -> bool:
         """Whether an adapter is in the arenas or on the hosts."""
@@ -211,6 +217,7 @@ class AdapterTiers:
         """Drop an adapter that is not moving from all tiers."""
         assert not self.is_moving(handle)
         self._prefetching.discard(handle)
+        self._not_prefetched.pop(handle, None)
         self.residency.forget(handle)
         if self.host.is_warm(handle):
             self.host.drop(handle)
@@ -225,6 +232,7 @@ class AdapterTiers:
             self._prices.fetched(adapter.pages, time.monotonic() - read)
             self.fetches += 1
         self.host.arrived(handle)
+        self._not_prefetched.pop(handle, None)
         self._end_prefetch(handle)
         self._moved(handle)
 
@@ -242,6 +250,8 @@ class AdapterTiers:
             self._fail(adapter, shortage)
 
     def _fail(self, adapter: AdapterFootprint, error: Exception) -> None:
+        if adapter.handle in self._prefetching:
+            self._not_prefetched[adapter.handle] = error
         self._end_prefetch(adapter.handle)
         self._failed(adapter, error)
 

@@ -158,6 +158,27 @@ def test_who_will_not_wait_is_refused_and_served_once_it_is_there() -> None:
     assert drive(engine)["a"] == solo("x", PROMPT, PARAMS)
 
 
+def test_who_will_not_wait_hears_that_the_adapter_cannot_be_read() -> None:
+    store = Store()
+    store.broken.add("x")
+    engine, _ = make_engine(fetch=store.fetch)
+    know(engine, "x")
+    codes = []
+    for _ in range(4):
+        with pytest.raises(RequestError) as refusal:
+            ask(engine, "a", "x", wait=False)
+        codes.append(refusal.value.code)
+        settle(engine)
+    assert codes == ["adapter_loading", "adapter_unavailable"] * 2
+    assert "Input/output error" in str(refusal.value) and store.reads == ["x", "x"]
+    store.broken.clear()
+    with pytest.raises(RequestError, match="try again"):
+        ask(engine, "a", "x", wait=False)
+    settle(engine)
+    ask(engine, "a", "x", wait=False)
+    assert drive(engine)["a"] == solo("x", PROMPT, PARAMS)
+
+
 def test_the_queue_for_cold_adapters_is_bounded_and_for_others_is_not() -> None:
     store = Store(open_=False)
     engine, _ = make_engine(fetch=store.fetch, adapter_queue=2)
@@ -230,7 +251,7 @@ def test_a_cold_adapter_finds_room_on_hosts_that_others_want_without_end() -> No
     know(engine, "a", "b", "cold")
     outputs: dict[str, list[int]] = {}
     asked = dict.fromkeys("ab", 0)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while "cold" not in outputs or "cold" in engine.requests:
         assert time.monotonic() < deadline
         for name in asked:
