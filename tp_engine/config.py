@@ -105,8 +105,11 @@ def check_number(
     *,
     low_open: bool = False,
     unit: str = "",
+    low_is: str = "",
 ) -> None:
     """Check that a number field is None or finite and from ``low`` to ``high``.
+
+    ``low_is`` names the field that ``low`` comes from, if it is one.
 
     Raises:
         ConfigError: it is not.
@@ -116,9 +119,9 @@ def check_number(
         math.isfinite(value) and low <= value <= high and not (low_open and value == low)
     ):
         return
-    start = f"{'above' if low_open else 'from'} {low}"
+    start = f"{'above' if low_open else 'from'} {low}{low_is and f' ({low_is})'}"
     stop = "" if high == math.inf else f" to {high}"
-    raise ConfigError(name, value, f"a number {start}{stop}{unit and ' ' + unit}")
+    raise ConfigError(name, value, f"a number{unit and f' of {unit}'} {start}{stop}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,7 +207,7 @@ class EngineConfig:
                 raise ConfigError(name, value, "text that is not blank")
         for name, low in (("max_model_len", 2), ("max_num_seqs", 1), ("cpu_threads", 1)):
             check_number(self, name, low)
-        check_number(self, "max_num_batched_tokens", self.max_num_seqs, unit="(max_num_seqs)")
+        check_number(self, "max_num_batched_tokens", self.max_num_seqs, low_is="max_num_seqs")
         check_number(self, "max_lora_rank", 0)
         check_number(self, "gpu_memory_utilization", 0, 1, low_open=True)
         check_number(self, "arena_bytes", MIB, unit="bytes")

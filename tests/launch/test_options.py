@@ -422,6 +422,20 @@ def test_the_engine_refuses_values_out_of_range_naming_the_field(change: dict[st
 
 
 @pytest.mark.parametrize(
+    ("change", "allowed"),
+    [
+        ({"drain_timeout": -1.0}, "a number of seconds from 0"),
+        ({"arena_bytes": 5}, "a number of bytes from 1048576"),
+        ({"gpu_memory_utilization": 1.5}, "a number above 0 to 1"),
+        ({"max_num_seqs": 9, "max_num_batched_tokens": 8}, r"a number from 9 \(max_num_seqs\)"),
+    ],
+)
+def test_what_is_allowed_is_said_in_words(change: dict[str, Any], allowed: str) -> None:
+    with pytest.raises(ConfigError, match=f"is not allowed: {allowed}$"):
+        dataclasses.replace(BASE, **change)
+
+
+@pytest.mark.parametrize(
     "origin",
     ["chat.example.org", "https://chat.example.org/", "https://a,https://b", "", "null", '["*"]'],
 )
