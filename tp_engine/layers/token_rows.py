@@ -44,6 +44,11 @@ class ArenaMatrix:
     chunk_rows: int
     """At least 1."""
 
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        return sum(view.shape[0] for slab in self.slabs for view in slab)
+
     def pick(self, rows: Tensor) -> Tensor:
         """int64 [m], each below the number of rows -> [m, columns]."""
         chunks, places = rows // self.chunk_rows, rows % self.chunk_rows
