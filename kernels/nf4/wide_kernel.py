@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_wait
 
 from kernels.gluon_names import barrier, load_tile
-from kernels.nf4.wide_output import leave, settle_all, write
+from kernels.nf4.wide_output import count_left, leave, settle, write
 from kernels.nf4.wide_unpack import fill_table, unpack_step
 
 
@@ -62,16 +62,19 @@ def nf4_wide(
     for slot in gl.static_range(STAGES):
         mbarrier.init(full.index(slot), count=1)
         mbarrier.init(empty.index(slot), count=1)
+    left = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(left, count=1)
     fence_async_shared()
     barrier()
     first = share * gl.program_id(0)
-    work = (first, gl.minimum(first + share, units * outputs), units, share)
+    total = units * outputs
+    work = (first, gl.minimum(first + share, total), units, share, total)
     ring = (xs, ws, ss, full, empty)
     out = (ys, y_desc, p_bias, p_y, p_partial, p_count, rows, features)
     gl.warp_specialize(
         [
-            (consume, (ring, out, work, p_table, ROW_TILES, USE_SHARED)),
-            (produce, (ring, x_desc, w_desc, s_desc, work, ROW_TILES)),
+            (consume, (ring, left, out, work, p_table, ROW_TILES, USE_SHARED)),
+            (produce, (ring, left, x_desc, w_desc, s_desc, p_count, work, ROW_TILES)),
         ],
         [1],
         [24],
@@ -86,10 +89,10 @@ def slots_for(desc, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def produce(ring, x_desc, w_desc, s_desc, work, ROW_TILES: gl.constexpr):
+def produce(ring, left, x_desc, w_desc, s_desc, p_count, work, ROW_TILES: gl.constexpr):
     """Keep the slots filled."""
     xs, _, _, _, empty = ring
-    first, end, units, _ = work
+    first, end, units, _, _ = work
     STAGES: gl.constexpr = xs.shape[0]
     i_first = first // units
     k_first = (first - i_first * units) * 2
@@ -113,6 +116,7 @@ def produce(ring, x_desc, w_desc, s_desc, work, ROW_TILES: gl.constexpr):
         fetch_rows(ring, x_desc, slot, i_out % ROW_TILES, k, True)
         slot, phase = advance(slot, phase, STAGES)
         i_out, k = following(i_out, k, units)
+    count_left(left, work, p_count)
 
 
 @gluon.jit
@@ -151,10 +155,10 @@ def advance(slot, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def consume(ring, out, work, p_table, ROW_TILES: gl.constexpr, USE_SHARED: gl.constexpr):
+def consume(ring, left, out, work, p_table, ROW_TILES: gl.constexpr, USE_SHARED: gl.constexpr):
     """Multiply what is in the slots, and write the outputs."""
     xs, ws, ss, full, empty = ring
-    first, end, units, _ = work
+    first, end, units, _, _ = work
     STAGES: gl.constexpr = xs.shape[0]
     BN: gl.constexpr = 16 * ws.shape[1]
     BM: gl.constexpr = xs.shape[1]
@@ -171,6 +175,7 @@ def consume(ring, out, work, p_table, ROW_TILES: gl.constexpr, USE_SHARED: gl.co
     mbarrier.wait(full.index(slot), phase)
     a0 = unpack_step(ws.index(slot), ss.index(slot), table, False, o_w, USE_SHARED)
     a1 = a0
+    acc = gl.zeros((BN, BM), gl.float32, layout=o_acc)
     unit = first
     while unit < end:
         i_out = unit // units
@@ -193,10 +198,12 @@ def consume(ring, out, work, p_table, ROW_TILES: gl.constexpr, USE_SHARED: gl.co
             mbarrier.wait(full.index(slot), phase, pred=unit + i + 1 < end)
             a0 = unpack_step(ws.index(slot), ss.index(slot), table, False, o_w, USE_SHARED)
         acc, a1 = warpgroup_mma_wait(0, deps=[acc, a1])
+        unit += count
         if count == units:
             write(acc, out, i_out // ROW_TILES, i_out % ROW_TILES)
-        else:
-            leave(acc, out, i_out, begin)
-        unit += count
-    settle_all(out, work, ROW_TILES)
+        elif unit < end:
+            leave(acc, out, left)
+    i_out = (end - 1) // units
+    if end - gl.maximum(first, i_out * units) < units:
+        settle(acc, out, work, i_out, ROW_TILES)
     tma.store_wait(0)

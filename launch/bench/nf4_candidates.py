@@ -53,6 +53,7 @@ _WIDE = [  # `choice.WIDE_FIELDS`
     (128, 8, 8, 1, 6, 1, 0),
     (128, 8, 8, 1, 6, 1, 1),
     (256, 8, 8, 1, 4, 1, 0),
+    (256, 8, 8, 1, 3, 1, 1),
 ]
 _FEWEST = [  # tiles, pairs, warps, splits, programs a processor; for rows up to 8
     (1, 1, 4, (1,), (4, 5)),

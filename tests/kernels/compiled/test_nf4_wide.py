@@ -20,6 +20,7 @@ CONFIGS = (
     WideConfig(rows=32, tiles=8, warps=4, blocks=2, programs=2, table=True),
     WideConfig(rows=128, tiles=4, warps=4, programs=2),
     WideConfig(rows=256),
+    WideConfig(rows=256, stages=3, table=True),
 )
 POINTERS = {
     **{"p_table": "*i32", "p_bias": "*bf16", "p_y": "*bf16", "p_partial": "*fp32"},
