@@ -42,17 +42,43 @@ from tp_engine.rank import Rank, build_engine, build_rank  # noqa: E402
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shapes", choices=sorted(SHAPES), default="llama-3.1-8b")
-    parser.add_argument("--quantize", choices=["nf4"])
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--lora-rank", type=int, default=16)
-    parser.add_argument("--adapters", type=int, default=4)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--arena", type=parse_size)
-    parser.add_argument("--host-memory", type=parse_size, default=parse_size("2GiB"))
-    parser.add_argument("--registered", type=int, nargs="*", default=[500, 1000, 2000])
+    parser.add_argument(
+        "--shapes",
+        choices=sorted(SHAPES),
+        default="llama-3.1-8b",
+        help="of which model (%(default)s)",
+    )
+    parser.add_argument("--quantize", choices=["nf4"], help="quantise the base")
+    parser.add_argument("--dtype", default="auto", help="of activations (%(default)s)")
+    parser.add_argument("--lora-rank", type=int, default=16, help="of every adapter (%(default)s)")
+    parser.add_argument(
+        "--adapters", type=int, default=4, help="to measure first tokens with (%(default)s)"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="of each adapter and tier (%(default)s)"
+    )
+    parser.add_argument(
+        "--batch", type=int, default=32, help="requests that decode beside loads (%(default)s)"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=400, help="decode steps a table's row (%(default)s)"
+    )
+    parser.add_argument(
+        "--arena", type=parse_size, help="size of a rank's arena; without it what is left"
+    )
+    parser.add_argument(
+        "--host-memory",
+        type=parse_size,
+        default=parse_size("2GiB"),
+        help="of a rank, for adapters (2GiB)",
+    )
+    parser.add_argument(
+        "--registered",
+        type=int,
+        nargs="*",
+        default=[500, 1000, 2000],
+        help="how many are registered, a row each (500 1000 2000)",
+    )
     parser.add_argument("--directory", type=Path, help="for the store; without it a temporary one")
     return parser.parse_args(argv)
 

@@ -133,7 +133,9 @@ def main() -> None:
     """Run the workloads and print a table and the JSON line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, help="default: the demo model in full precision")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="of which the median is taken (%(default)s)"
+    )
     arguments = parser.parse_args()
     directory = arguments.model or ensure_model()
     from transformers import AutoModelForCausalLM

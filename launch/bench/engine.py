@@ -180,17 +180,40 @@ def decode_cases(text: str) -> list[tuple[int, int]]:
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shapes", choices=sorted(SHAPES), default="llama-3.1-8b")
-    parser.add_argument("--quantize", choices=["nf4"])
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--lora-rank", type=int, default=16)
-    parser.add_argument("--decode", type=decode_cases, default=CASES, metavar="CASE,CASE")
-    parser.add_argument("--steps", type=int, default=64)
-    parser.add_argument("--prompts", type=int, default=32)
-    parser.add_argument("--prompt-length", type=int, default=2048)
-    parser.add_argument("--prefill-adapters", type=int, nargs="*", default=[0, 32])
-    parser.add_argument("--enforce-eager", action="store_true")
-    parser.add_argument("--profile", choices=["sums", "range"])
+    parser.add_argument(
+        "--shapes",
+        choices=sorted(SHAPES),
+        default="llama-3.1-8b",
+        help="of which model (%(default)s)",
+    )
+    parser.add_argument("--quantize", choices=["nf4"], help="quantise the base")
+    parser.add_argument("--dtype", default="bfloat16", help="of activations (%(default)s)")
+    parser.add_argument("--lora-rank", type=int, default=16, help="of every adapter (%(default)s)")
+    parser.add_argument(
+        "--decode",
+        type=decode_cases,
+        default=CASES,
+        metavar="CASE,CASE",
+        help="requests x adapters, as 1x0,256x64",
+    )
+    parser.add_argument("--steps", type=int, default=64, help="decode steps a case (%(default)s)")
+    parser.add_argument("--prompts", type=int, default=32, help="of the prefill (%(default)s)")
+    parser.add_argument(
+        "--prompt-length", type=int, default=2048, help="tokens of each of them (%(default)s)"
+    )
+    parser.add_argument(
+        "--prefill-adapters",
+        type=int,
+        nargs="*",
+        default=[0, 32],
+        help="how many the prompts are spread over, a figure each (0 32)",
+    )
+    parser.add_argument("--enforce-eager", action="store_true", help="capture no steps")
+    parser.add_argument(
+        "--profile",
+        choices=["sums", "range"],
+        help="sums: time of each kernel; range: marks for ncu",
+    )
     return parser.parse_args(argv)
 
 

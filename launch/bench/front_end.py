@@ -241,10 +241,14 @@ def measure(arguments: argparse.Namespace, directory: Path) -> dict[str, Any]:
 def main() -> None:
     """Measure and print the JSON line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--steps-per-s", type=float, default=150.0)
-    parser.add_argument("--chat", action="store_true")
+    parser.add_argument("--streams", type=int, default=64, help="at a time (%(default)s)")
+    parser.add_argument("--tokens", type=int, default=256, help="of each of them (%(default)s)")
+    parser.add_argument(
+        "--steps-per-s", type=float, default=150.0, help="of the made-up engine (%(default)s)"
+    )
+    parser.add_argument(
+        "--chat", action="store_true", help="chat completions instead of completions"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         results = measure(arguments, write_tokenizer(Path(name), VOCAB))

@@ -58,7 +58,13 @@ def run(module: str, options: Sequence[str]) -> tuple[int, dict[str, Any] | None
 def main() -> int:
     """Run the families; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", type=families, default=list(QUICK), metavar="FAMILY,FAMILY")
+    parser.add_argument(
+        "--only",
+        type=families,
+        default=list(QUICK),
+        metavar="FAMILY,FAMILY",
+        help="families to measure; default: all",
+    )
     parser.add_argument("--quick", action="store_true", help="no configurations besides the chosen")
     arguments = parser.parse_args()
     results: dict[str, Any] = {}

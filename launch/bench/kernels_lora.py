@@ -178,8 +178,16 @@ def main() -> int:
     """Measure all cases; print the plans tried, one table and the JSON line; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=300, help="for trying other plans, in all")
-    parser.add_argument("--layers", type=int, default=32)
-    parser.add_argument("--base", nargs="*", choices=["bf16", "nf4"], default=["bf16"])
+    parser.add_argument(
+        "--layers", type=int, default=32, help="whose rank-rows are read in turn (%(default)s)"
+    )
+    parser.add_argument(
+        "--base",
+        nargs="*",
+        choices=["bf16", "nf4"],
+        default=["bf16"],
+        help="weights of the base products (bf16)",
+    )
     arguments = parser.parse_args()
     device = torch.device("cuda")
     torch.manual_seed(0)

@@ -68,7 +68,7 @@ def measure(name: str, m: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
+    parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS), help="of x, a line each")
     options = parser.parse_args()
     torch.manual_seed(0)
     for name in SHAPES:

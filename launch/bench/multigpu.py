@@ -172,8 +172,18 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, help="default: the visible GPUs")
     parser.add_argument("--only", nargs="+", choices=list(PARTS), help="default: all")
     parser.add_argument("--quick", action="store_true", help="fewer sizes, models and cases")
-    parser.add_argument("--device", choices=["auto", "cpu"], default="auto")
-    parser.add_argument("--backend", choices=["auto", "gloo"], default="auto")
+    parser.add_argument(
+        "--device",
+        choices=["auto", "cpu"],
+        default="auto",
+        help="cpu: the same checks with gloo (%(default)s)",
+    )
+    parser.add_argument(
+        "--backend",
+        choices=["auto", "gloo"],
+        default="auto",
+        help="gloo: ranks may share a GPU (%(default)s)",
+    )
     given = parser.parse_args(argv)
     possible = list(PARTS) if given.device == "auto" else ["checks", "killed"]
     given.only = given.only or possible
