@@ -1,13 +1,14 @@
 """The store fails under a fleet: calls are refused, nothing is lost unheard, the rest goes on."""
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.engine.fake import solo
-from tests.engine.fleet_world import PARAMS, PROMPT, World, open_store, world_at
+from tests.engine.fleet_world import PARAMS, PROMPT, World, known, open_store, world_at
 from tp_engine.messages import AdapterReply, ListAdapters, PinAdapter
 
 
@@ -96,3 +97,22 @@ def test_a_stop_waits_for_the_store_to_know_what_was_done(tmp_path: Path) -> Non
     store = open_store(tmp_path / "store")
     assert store.aliases() == []
     store.close()
+
+
+def test_loads_that_fail_do_not_put_off_the_end_of_a_drain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def record(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with world_at(tmp_path, drain_timeout=0.2) as world:
+        world.load("x", "good-2")
+        world.ask("r", "x")
+        world.unload("x")
+        monkeypatch.setattr(world.loader, "record", record)
+        until = time.monotonic() + 5
+        while "r" in world.engine.requests:
+            assert time.monotonic() < until
+            assert world.load("y", "good-2").code == "store_failed"
+        world.settle()
+        assert known(world.engine) == []

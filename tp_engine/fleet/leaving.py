@@ -36,7 +36,8 @@ class Leaving:
         if any(kept.digest == digest for kept in self._shared.registry.adapters.values()):
             return
         if digest in self._shared.engine.adapters:
-            self._deadlines[digest] = time.monotonic() + self._drain_timeout
+            deadline = time.monotonic() + self._drain_timeout
+            self._deadlines.setdefault(digest, deadline)  # else what fails puts it off
         else:
             self.discard([digest])
 
