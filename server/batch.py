@@ -1,7 +1,7 @@
 """The outputs of one HTTP request's engine requests, between the socket and the HTTP stream.
 
 Each engine request has room for one unread `Output`; what arrives before it is read is merged
-into it. A slow reader therefore delays nobody, and holds at most its own outputs.
+into it. A slow reader therefore delays nobody; one that leaves too much unread loses the rest.
 """
 
 from __future__ import annotations
@@ -10,11 +10,21 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
+from typing import Final
 
 import msgspec
 
 from server.errors import failure
 from tp_engine.messages import Admitted, Failed, Output
+
+MAX_UNREAD: Final = 2**22
+"""Most tokens and log-probabilities of a group that wait to be read: some 300 MB."""
+
+
+def size(output: Output) -> int:
+    """Tokens and log-probabilities of an output."""
+    reports = sum(1 + len(entry.top_ids) for entry in output.logprobs or ())
+    return len(output.tokens) + reports
 
 
 def merge(first: Output, second: Output) -> Output:
@@ -45,6 +55,7 @@ class Batch:
         self._open = set(request_ids)
         self._on_closed = on_closed
         self._unread: dict[str, Output] = {}
+        self._waiting = 0  # size of what is unread
         self._failed: Failed | None = None
         self._arrived = asyncio.Event()
         self.revision: str | None = None
@@ -63,15 +74,19 @@ class Batch:
             unread = self._unread.get(message.request_id)
             merged = message if unread is None else merge(unread, message)
             self._unread[message.request_id] = merged
+            self._waiting += size(message)
             self.last = time.perf_counter()
             self.first = self.first or self.last
         if isinstance(message, Failed) or message.finish_reason is not None:
             self._end(message.request_id, None)
+        if self._waiting > MAX_UNREAD:
+            self._give_up(message.request_id)
         self._arrived.set()
 
     def finish(self, index: int) -> None:
         """End one request early, with success: a stop string was found."""
-        self._unread.pop(self._ids[index], None)
+        if (surplus := self._unread.pop(self._ids[index], None)) is not None:
+            self._waiting -= size(surplus)
         self._end(self._ids[index], True)
         self._arrived.set()
 
@@ -79,6 +94,13 @@ class Batch:
         """Abort what is still open. Harmless when repeated."""
         for request_id in self._ids:
             self._end(request_id, False)
+
+    def _give_up(self, request_id: str) -> None:
+        text = f"{self._waiting} tokens and log-probabilities wait to be read: at most {MAX_UNREAD}"
+        self._failed = Failed(request_id=request_id, code="not_read", message=text)
+        self._unread.clear()
+        self._waiting = 0
+        self.close()
 
     def _end(self, request_id: str, finished: bool | None) -> None:
         if request_id in self._open:
@@ -106,7 +128,9 @@ class Batch:
             if self._unread:
                 # The longest unread first, so that no index of a busy group is starved.
                 request_id = next(iter(self._unread))
-                return self._index[request_id], self._unread.pop(request_id)
+                output = self._unread.pop(request_id)
+                self._waiting -= size(output)
+                return self._index[request_id], output
             if not self._open:
                 raise StopAsyncIteration
             self._arrived.clear()

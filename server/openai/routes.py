@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
+from typing import Final
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -23,6 +24,9 @@ from server.openai.sse import EventStream, events
 from server.services import services_of
 
 router = APIRouter(prefix="/v1")
+
+MAX_REPORTS: Final = 2**23
+"""Most log-probabilities of an answer in one piece: some 2 GB until it is sent."""
 
 _completion_decoder = msgspec.json.Decoder(CompletionFields)
 _chat_decoder = msgspec.json.Decoder(ChatFields)
@@ -102,8 +106,13 @@ async def _next(parts: AsyncIterator[bytes]) -> bytes:
 
 async def _collect(generation: Generation) -> Sequence[Delta]:
     parts: dict[int, list[Delta]] = {}
+    reports = 0
     async for delta in generation.deltas():
         parts.setdefault(delta.index, []).append(delta)
+        reports += sum(1 + len(piece.logprobs.top_ids) for piece in delta.pieces)
+        if reports > MAX_REPORTS:
+            text = f"an answer in one piece has at most {MAX_REPORTS} log-probabilities: stream it"
+            raise InvalidRequest(text, param="logprobs")
     return [_join(parts[index]) for index in sorted(parts)]
 
 

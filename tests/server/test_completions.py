@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.openai import completions
+from server.openai import completions, routes
 from server.openai.logprobs import completion_logprobs
 from server.openai.shapes import CompletionLogprobs
 from tests.server.conftest import Api
@@ -253,6 +253,18 @@ async def test_reports_are_laid_out_beside_the_event_loop(
     answer = await api.complete(prompt="a", max_tokens=2, n=2, logprobs=1)
     assert [len(choice["logprobs"]["tokens"]) for choice in answer.json()["choices"]] == [2, 2]
     assert len(threads) == 2 and threading.main_thread() not in threads
+
+
+async def test_long_reports_must_be_streamed(
+    api: Api, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "MAX_REPORTS", 99)
+    fields = {"prompt": "a", "max_tokens": 25, "logprobs": 1, "n": 2}
+    found = error(await api.complete(**fields), 400)
+    assert found["param"] == "logprobs" and "at most 99 log-probabilities" in found["message"]
+    assert len(events(await api.complete(**fields, stream=True))) > 1
+    assert (await api.complete(**fields | {"max_tokens": 24})).status_code == 200
+    await engine.settled(aborts=0)
 
 
 async def test_zero_logprobs_report_the_sampled_token_only(api: Api) -> None:

@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 from server import EngineClient, engine_client
-from server.batch import Batch, merge
-from server.errors import EngineDead, InvalidRequest, NoAnswer, Unavailable
+from server import batch as batch_module
+from server.batch import Batch, merge, size
+from server.errors import ApiError, EngineDead, InvalidRequest, NoAnswer, Unavailable
 from tests.server.fake_engine import FakeEngine
 from tp_engine.messages import Failed, ListAdapters, Output, Submit, TokenLogprobs
 from tp_engine.params import SamplingParams
@@ -94,6 +95,33 @@ async def test_busy_indices_do_not_starve_others() -> None:
     assert (await anext(batch))[0] == 0
     batch.deliver(output("a", [2]))
     assert (await anext(batch))[0] == 1
+
+
+async def test_what_is_unread_is_bounded_and_what_is_read_does_not_count(
+    client: EngineClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_module, "MAX_UNREAD", 100)
+    with client.submit([submit("read", max_tokens=400)]) as batch:
+        assert sum([len(item.tokens) async for _, item in batch]) == 400
+    with client.submit([submit("a", max_tokens=60), submit("b", max_tokens=10**4)]) as batch:
+        async with asyncio.timeout(5):
+            while client.open_requests:
+                await asyncio.sleep(0.005)
+        with pytest.raises(ApiError, match="wait to be read: at most 100"):
+            await anext(batch)
+    await engine.settled(aborts=1)
+    assert {abort.request_id for abort in engine.aborts} <= {"a", "b"}
+
+
+def test_log_probabilities_count_as_what_they_hold() -> None:
+    entry = TokenLogprobs(token=1, logprob=-1.0, top_ids=[1, 2], top_logprobs=[-1.0, -2.0])
+    reported = Output(request_id="a", tokens=[1, 2], logprobs=[entry, entry])
+    batch = Batch(["a", "b"], lambda request_id, finished: None)
+    for _ in range(3):
+        batch.deliver(reported)
+    assert (size(reported), batch._waiting) == (8, 24)
+    batch.finish(0)
+    assert batch._waiting == 0
 
 
 async def test_a_failure_fails_the_group() -> None:
