@@ -22,7 +22,7 @@ class HeadCheck:
     """Watches one file go by."""
 
     def __init__(self, where: str, size: int) -> None:
-        """Watch a file of ``size`` bytes; ``where`` is its name in errors."""
+        """Watch a file of at most ``size`` bytes; ``where`` is its name in errors."""
         self._where = where
         self._size = size
         self._start = b""
@@ -48,7 +48,7 @@ class HeadCheck:
         if length > MAX_HEADER_BYTES:
             self._refuse(f"has a header of {length} bytes; at most {MAX_HEADER_BYTES} are allowed")
         if length > self._size - _LENGTH_BYTES:
-            self._refuse(f"has a header of {length} bytes, but {self._size} bytes in all")
+            self._refuse(f"has a header of {length} bytes, but {self._size} bytes at most in all")
 
     def _refuse(self, reason: str) -> None:
         raise SourceError("weights_corrupt", f"{self._where} {reason}")
