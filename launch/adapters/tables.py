@@ -16,7 +16,9 @@ _COLOURS = {"ready": "green", "failed": "red", "cancelled": "yellow", "draining"
 
 def adapters(entries: Iterable[Entry]) -> Table:
     """One line an adapter."""
-    table = _table("name", "state", "revision", "rank", "modules", "pages", "where", "requests")
+    table = _table(
+        "name", "state", "revision", "LoRA rank", "modules", "pages", "where", "requests"
+    )
     table.add_column("flags")
     table.add_column("source", overflow="fold")
     for entry in entries:
@@ -57,7 +59,7 @@ def modules(manifest: Entry) -> Table:
     for name, module in manifest["modules"].items():
         form = tuple(str(module.get(field)) for field in ("rank", "scale", "dtype", "a", "b"))
         forms.setdefault((name.rpartition(".")[2], *form), []).append(name)
-    table = _table("module", "rank", "scale", "dtype", "A", "B", "layers")
+    table = _table("module", "LoRA rank", "scale", "dtype", "A", "B", "layers")
     for form, names in forms.items():
         table.add_row(*form, str(len(names)))
     return table
