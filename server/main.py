@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import socket
 import sys
 import threading
@@ -31,6 +32,8 @@ from tp_engine.text import Tokenizer
 
 logger = logging.getLogger(__name__)
 
+_FILES = 2**16
+"""Files that may be open, connections included, where the system lets us choose."""
 _LOST_TIMEOUT_S = 1
 """How long broken streams may take to reach their clients."""
 
@@ -43,6 +46,7 @@ def run_front_end(settings: FrontEndSettings) -> int:
     """
     ignore_stop_signals()
     ask_for_death_signal()
+    _raise_file_limit()
     with _listen(settings.host, settings.port) as listener:
         logger.info("listening on %s port %d", *listener.getsockname()[:2])
         config = ServerConfig(
@@ -140,6 +144,15 @@ def _uvicorn_config(app: object, settings: FrontEndSettings) -> uvicorn.Config:
         timeout_keep_alive=settings.keep_alive_s,
         timeout_graceful_shutdown=settings.close_timeout_s,
     )
+
+
+def _raise_file_limit() -> None:
+    """A shell's limit is often 1024: too few connections for the requests that may be open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):  # macOS has a lower one besides
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _listen(host: str, port: int) -> socket.socket:

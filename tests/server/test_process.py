@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
@@ -103,6 +104,33 @@ async def test_process_serves_ignores_stop_signals_drains_and_leaves(
         async with asyncio.timeout(5):
             await engine.said_goodbye.wait()
         assert await exit_code(process) == 0
+
+
+@pytest.fixture
+def few_files() -> Iterator[None]:
+    """A limit on open files as a shell may set it, for the processes that are started."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= hard < 1024:
+        pytest.skip("the system itself lets nobody open many files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_more_may_connect_than_a_shell_would_let(
+    settings: FrontEndSettings, engine: FakeEngine, few_files: None
+) -> None:
+    async with running(settings), client_of(settings) as http:
+        await healthy(http)
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+        opened = [await asyncio.open_connection("127.0.0.1", settings.port) for _ in range(300)]
+        async with asyncio.timeout(10):
+            for reader, writer in opened[-10:]:
+                writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+                assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        for _, writer in opened:
+            writer.close()
 
 
 async def test_what_lies_in_the_working_directory_is_not_imported(
