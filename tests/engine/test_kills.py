@@ -80,7 +80,8 @@ def check(root: Path, acknowledged: list[str]) -> None:
     assert not [*(root / "store" / "incoming").iterdir()]
     meanings = {alias.name: alias.digest for alias in store.aliases()}
     assert meanings in [state for _, state in STEPS[at : at + 2]], (acknowledged, meanings)
-    assert set(meanings.values()) <= kept
+    past = {move.digest for name in meanings for move in store.moves(name, undone=True)}
+    assert set(meanings.values()) <= past == kept, "what no name can come to mean is gone"
     store.close()
     with world_at(root) as world:
         assert {name: each.digest for name, each in world.registry.adapters.items()} == meanings

@@ -7,7 +7,8 @@
 
 A write goes to ``incoming``, is synced, renamed into place and only then entered in the index; a
 removal leaves the index first. So whatever moment a process dies at, the index names only complete
-files, and `AdapterStore` sweeps the rest away when it is opened.
+files, and `AdapterStore` sweeps the rest away when it is opened: also revisions without
+a name as yet, for then no load was acknowledged.
 """
 
 from tp_engine.adapters.store.errors import StoreError

@@ -233,6 +233,12 @@ class StoreIndex:
             ).fetchone()
         return bool(row[0])
 
+    def unreferred(self) -> list[str]:
+        """Revisions that no name means or could go back to."""
+        with self._look() as db:
+            query = "SELECT digest FROM revisions WHERE digest NOT IN (SELECT digest FROM moves)"
+            return [row[0] for row in db.execute(query)]
+
     def moves(self, name: str, *, undone: bool = False) -> list[Move]:
         """A name's moves, the last one first; ``undone``: also those that were rolled back."""
         with self._look() as db:

@@ -52,9 +52,8 @@ class AdapterStore:
             if alias.hold is Hold.LEAVING:  # the requests that it waited for are gone
                 self._index.unname(alias.name)
                 log.info("adapter %s was drained to be removed: it is unloaded", shown(alias.name))
-        for row in self._index.revisions():
-            if row.state is RevisionState.DRAINING:
-                self._forget_unreferred(row.manifest.digest)
+        for digest in self._index.unreferred():  # let go, or still without a name when it died
+            self._index.forget(digest)
         self._files.sweep(self._index.digests())
         for row in self._index.revisions():
             self._look_over(row)
@@ -75,7 +74,8 @@ class AdapterStore:
         """Copy an adapter's files, read and check the copy, and keep it.
 
         What is checked is what is kept, whatever happens to the directory meanwhile. When this
-        returns, the revision survives a loss of power. One that is ready already stays as it is.
+        returns, the revision survives a loss of power as soon as a name means it; without one it
+        goes at the next opening. One that is ready already stays as it is.
 
         Args:
             directory: of the two files, resolved.
