@@ -22,6 +22,7 @@ from tp_engine.adapters import longest_row_bytes
 from tp_engine.config import EngineConfig
 from tp_engine.memory import PageLayout
 from tp_engine.models import ModelSpec
+from tp_engine.room import words_a_page
 
 CERTAINTY = 0.99
 """Of the draw of adapters that must fit."""
@@ -101,14 +102,15 @@ def plan_capacity(
         max_num_seqs=config.max_num_seqs,
     )
     layout = PageLayout.choose(dims, cuts, dtype, longest_row_bytes(dims, cuts, dtype))
-    arena = config.arena_bytes
+    arena, page = config.arena_bytes, layout.page_bytes
     if arena is None:
         arena = int(memory * config.gpu_memory_utilization) - need.total(0) + need.sequence
-    pages = config.num_pages or arena // layout.page_bytes
+        page += words_a_page(dims, layout) * torch.int64.itemsize
+    pages = config.num_pages or arena // page
     if pages < 1:
         raise ValueError(
-            f"{memory} bytes leave {arena} for the arena, of which a page takes "
-            f"{layout.page_bytes}: more memory, more ranks or --quantize nf4 are needed"
+            f"{memory} bytes leave {arena} for the arena, of which a page takes {page}: more "
+            "memory, more ranks or --quantize nf4 are needed"
         )
     needs = tuple(kind_need(kind, spec, cuts, layout) for kind in kinds)
     room = pages - layout.blocks(kv_tokens)

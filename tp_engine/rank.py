@@ -31,7 +31,7 @@ from tp_engine.host_pages import HostPages
 from tp_engine.join import Joined
 from tp_engine.memory import PageLayout, kv_block_bytes, kv_views
 from tp_engine.models import Decoder
-from tp_engine.room import agree_on_host_pages, agree_on_pages, descriptor_words
+from tp_engine.room import agree_on_host_pages, agree_on_pages, words_a_page
 from tp_engine.runner import Arena, Runner
 from tp_engine.sampling import Sampler, SlotStates
 from tp_engine.weights import RankWeights, load_weights
@@ -93,8 +93,9 @@ def build_rank(joined: Joined, phase: Phase = nullcontext) -> Rank:
     states = SlotStates(config.max_num_seqs + 1, cuts[comm.rank].vocab, comm.device)
     layout = PageLayout.choose(dims, cuts, dtype, longest_row_bytes(dims, cuts, dtype))
     with phase("reserve the arena"):
-        num_pages = agree_on_pages(config, layout, comm)
-        words = descriptor_words(dims, layout, num_pages)
+        words_each = words_a_page(dims, layout)
+        num_pages = agree_on_pages(config, layout, words_each, comm)
+        words = num_pages * words_each
         arena = Arena.allocate(layout, num_pages, words, comm.device)
     with phase("reserve host memory"):
         host = HostPages(

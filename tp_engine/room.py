@@ -13,13 +13,16 @@ from tp_engine.host_memory import free_host_bytes
 from tp_engine.memory import PageLayout
 
 
-def agree_on_pages(config: EngineConfig, layout: PageLayout, comm: Comm) -> int:
+def agree_on_pages(config: EngineConfig, layout: PageLayout, words: int, comm: Comm) -> int:
     """The page count that every rank can hold.
+
+    Args:
+        words: descriptor words a page, which a GPU holds beside the arena.
 
     Raises:
         ValueError: not even one sequence of one block beside its adapter's page fits.
     """
-    wanted = config.num_pages or _arena_bytes(config, comm) // layout.page_bytes
+    wanted = config.num_pages or _pages(config, layout, words, comm)
     pages = min(numbers[0] for numbers in comm.gather_numbers([wanted]))
     if pages < 2:
         raise ValueError(
@@ -29,15 +32,16 @@ def agree_on_pages(config: EngineConfig, layout: PageLayout, comm: Comm) -> int:
     return pages
 
 
-def _arena_bytes(config: EngineConfig, comm: Comm) -> int:
+def _pages(config: EngineConfig, layout: PageLayout, words: int, comm: Comm) -> int:
     if config.arena_bytes is not None:
-        return config.arena_bytes
+        return config.arena_bytes // layout.page_bytes
     if comm.device.type == "cpu":
         local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        return default_cpu_arena(free_host_bytes(), local)
+        return default_cpu_arena(free_host_bytes(), local) // layout.page_bytes
     free, total = torch.cuda.mem_get_info(comm.device)
     left = int(free - (1 - config.gpu_memory_utilization) * total)
-    return max(0, left) // ranks_on_gpu(comm.device)
+    each = max(0, left) // ranks_on_gpu(comm.device)
+    return each // (layout.page_bytes + words * torch.int64.itemsize)
 
 
 def ranks_on_gpu(device: torch.device) -> int:
@@ -55,8 +59,9 @@ def agree_on_host_pages(config: EngineConfig, layout: PageLayout, comm: Comm) ->
     return min(numbers[0] for numbers in comm.gather_numbers([wanted // layout.page_bytes]))
 
 
-def descriptor_words(dims: ModelDims, layout: PageLayout, num_pages: int) -> int:
-    """Room for the records of as many rank-rows of the mean length as the arena can hold.
+def words_a_page(dims: ModelDims, layout: PageLayout) -> int:
+    """Descriptor words for every page, so that there are enough for the records of as many
+    rank-rows of the mean length as the arena can hold.
 
     A record has at most four words for every site of a layer and one a rank-row; an adapter takes
     one page or more.
@@ -65,4 +70,4 @@ def descriptor_words(dims: ModelDims, layout: PageLayout, num_pages: int) -> int
     width = 3 * dims.hidden + 2 * attention + dims.intermediate * 3 + 4 * dims.hidden
     mean_row = width * layout.dtype.itemsize // (2 * len(SITES))
     head = 4 * (dims.layers + 1) * len(SITES)
-    return num_pages * (head + layout.page_bytes // mean_row + 1)
+    return head + layout.page_bytes // mean_row + 1

@@ -19,6 +19,7 @@ from tp_engine import LLM
 from tp_engine.adapters import pack_adapter, read_adapter
 from tp_engine.config import EngineConfig
 from tp_engine.models import ModelSpec
+from tp_engine.room import words_a_page
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +51,15 @@ def test_the_plan_is_what_the_engine_reports(model: Path, tmp_path: Path) -> Non
     assert capacity.kinds[0].row_bytes == footprint.row_bytes
     assert capacity.host_bytes == footprint.pages * engine.layout.page_bytes
     llm.close()
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_a_gpu_has_room_for_what_comes_with_the_pages(world: int, model: Path) -> None:
+    capacity = capacity_of(model, world, [], gpu_memory_utilization=0.5)
+    dims = ModelSpec.from_directory(model).dims()
+    page = capacity.layout.page_bytes + 8 * words_a_page(dims, capacity.layout)
+    base = capacity.need.weights + capacity.need.scratch
+    assert 0 <= (1 << 29) - base - capacity.pages * page < page
 
 
 KINDS: dict[str, dict[str, Any]] = {
