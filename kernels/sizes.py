@@ -1,6 +1,23 @@
-"""What the launchers of all families need of shapes and strides."""
+"""What the launchers of all families need of shapes, strides and the device."""
 
+from functools import cache
+
+import torch
 from torch import Tensor
+
+HOPPER_ROOM = 227 << 10
+"""Bytes of shared memory that a program may have on Hopper."""
+
+
+@cache
+def shared_room(device: torch.device) -> int:
+    """Bytes of shared memory that a program may have: 99 KiB on GPUs other than those of data
+    centres. Of kernels that are interpreted, what Hopper has."""
+    if device.type != "cuda":
+        return HOPPER_ROOM
+    properties = torch.cuda.get_device_properties(device)
+    room: int = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]  # of torch
+    return room
 
 
 def power_of_two(number: int) -> int:
@@ -13,4 +30,4 @@ def lined(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-__all__ = ["lined", "power_of_two"]
+__all__ = ["HOPPER_ROOM", "lined", "power_of_two", "shared_room"]

@@ -33,7 +33,7 @@ from kernels.checks import (
     check_store,
     reject,
 )
-from kernels.sizes import lined, power_of_two
+from kernels.sizes import lined, power_of_two, shared_room
 
 LOG2_E = math.log2(math.e)
 _HEADS = 8
@@ -148,7 +148,9 @@ def _decode(
     new: NewRows | None,
 ) -> None:
     pairs = batch.singles * k_cache.shape[1]
-    tile = decode_tile(pairs, batch.max_context, q.shape[2], q.element_size())
+    tile = decode_tile(
+        pairs, batch.max_context, q.shape[2], q.element_size(), shared_room(q.device)
+    )
     splits = decode_splits(pairs, batch.max_context, tile)
     launch_decode(q, k_cache, v_cache, batch, out, scale * LOG2_E, window, tile, splits, new)
 
@@ -169,7 +171,7 @@ def _prefill(
         items = hopper_tiles(q.shape[0], sequences, group) * kv_heads
         if items >= HOPPER_ITEMS:
             return launch_hopper(*case, hopper_tile(items))
-    tile = prefill_tile(batch.max_query, group, q.shape[2], q.element_size())
+    tile = prefill_tile(batch.max_query, group, q.shape[2], q.element_size(), shared_room(q.device))
     tiles = tile_count(q.shape[0], sequences, group, tile)
     launch_prefill(*case, tile, prefill_splits(tiles * kv_heads, batch.max_context))
 

@@ -5,7 +5,7 @@ Fixed tables: nothing is tuned while serving.
 
 from dataclasses import dataclass
 
-from kernels.sizes import power_of_two
+from kernels.sizes import HOPPER_ROOM, power_of_two
 
 PROGRAMS = 256
 """Most decode programs of a launch that splits contexts; with more, joining costs what it gains."""
@@ -23,6 +23,8 @@ HOPPER_ITEMS = 96
 """Tiles of rows and a KV head from which on the Hopper kernel is faster than splits."""
 _MERGED = 8192
 """Elements of partial results that are merged at once."""
+_ROOMY = 140 << 10
+"""Shared memory of the tiles that take most."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,8 +70,10 @@ def hopper_tile(items: int) -> HopperTile:
     return HopperTile(keys=128, stages=2, each=4 if items >= 2000 else 1)
 
 
-def decode_tile(pairs: int, max_context: int, dim: int, itemsize: int) -> DecodeTile:
-    """Tile for `pairs` of a sequence and a KV head.
+def decode_tile(
+    pairs: int, max_context: int, dim: int, itemsize: int, room: int = HOPPER_ROOM
+) -> DecodeTile:
+    """Tile for `pairs` of a sequence and a KV head, in `room` of shared memory.
 
     A row of a short context is best done in one step, many rows in small ones that run side by
     side on a multiprocessor; behind long contexts loads have to be in flight all the time.
@@ -77,7 +81,7 @@ def decode_tile(pairs: int, max_context: int, dim: int, itemsize: int) -> Decode
     wide = dim * itemsize
     if wide > 256:
         return DecodeTile(keys=32 if wide <= 512 else 16, warps=4, stages=3, min_split=256)
-    if pairs < FEW_PAIRS and max_context <= SHORT_CONTEXT:
+    if pairs < FEW_PAIRS and max_context <= SHORT_CONTEXT and room >= _ROOMY:
         return DecodeTile(keys=256, warps=8, stages=2, min_split=256)
     if pairs <= FUSED_PAIRS and max_context <= SHORT_CONTEXT:
         return DecodeTile(keys=32, warps=4, stages=3, min_split=256)
@@ -94,12 +98,12 @@ def prefill_splits(tiles: int, max_context: int) -> int:
     return max(1, min(_PREFILL_SPLITS, PREFILL_PROGRAMS // tiles, -(-max_context // 256)))
 
 
-def prefill_tile(rows: int, group: int, dim: int, itemsize: int) -> Tile:
-    """Tile of a chunk of at most `rows` rows a sequence."""
+def prefill_tile(rows: int, group: int, dim: int, itemsize: int, room: int = HOPPER_ROOM) -> Tile:
+    """Tile of a chunk of at most `rows` rows a sequence, in `room` of shared memory."""
     if itemsize == 4:  # products in full float32 run without tensor cores, from registers
         return Tile(lines=max(16, power_of_two(group)), keys=16, warps=4, stages=2)
     # Partial results of 128 lines of more than 128 values would not fit into shared memory.
-    most = 128 if dim <= 128 else 64
+    most = (128 if dim <= 128 else 64) // (1 if room >= _ROOMY else 2)
     lines = max(16, power_of_two(group), min(most, power_of_two(rows * group)))
     keys = 64 if dim <= 128 else 32
     return Tile(lines=lines, keys=keys, warps=8 if lines >= 128 else 4, stages=3)

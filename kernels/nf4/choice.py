@@ -7,6 +7,7 @@ from math import log2
 from kernels.nf4.gemm import GemmConfig, fits
 from kernels.nf4.tuned import TUNED, WIDE
 from kernels.nf4.wide_config import WideConfig
+from kernels.sizes import HOPPER_ROOM
 
 FUSED_ROWS = 256
 """With more rows, expanding the weight first and multiplying by the library's kernel is faster."""
@@ -18,17 +19,20 @@ _BUCKETS = sorted({rows for rows, _, _ in TUNED})
 
 
 @cache
-def choose(rows: int, features: int, blocks: int) -> GemmConfig:
+def choose(rows: int, features: int, blocks: int, room: int = HOPPER_ROOM) -> GemmConfig:
     """Return the configuration for [rows, 64 blocks] x [features, 64 blocks]^T.
 
     Of the measured numbers of rows the next one from `rows` up, of the measured weights the nearest
-    in shape whose step divides `blocks`. Raises ValueError beyond FUSED_ROWS.
+    in shape whose step divides `blocks` and fits into `room` of shared memory. Raises ValueError
+    beyond FUSED_ROWS.
     """
     bucket = _bucket(rows)
     fitting = [
         (_distance(features, blocks, shape), config)
         for size, shape, values in TUNED
-        if size == bucket and blocks % (config := as_config(values)).step == 0
+        if size == bucket
+        and blocks % (config := as_config(values)).step == 0
+        and config.shared <= room
     ]
     # Some steps are of 2 or 4 blocks, which divide those of any packed weight.
     config = min(fitting, key=lambda pair: pair[0])[1]

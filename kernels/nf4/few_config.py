@@ -4,11 +4,10 @@ from dataclasses import dataclass
 
 from kernels.nf4.lookup import LUT_BYTES
 from kernels.nf4.packed_weight import BLOCK
-from kernels.sizes import power_of_two
+from kernels.sizes import HOPPER_ROOM, power_of_two
 
 MOST_ROWS = 16
 """Rows of x that a program can hold."""
-_SHARED = 227 << 10  # bytes a program may have
 _UNASKED = 48 << 10  # bytes it has without asking; Triton asks when its own part alone is more
 
 
@@ -49,13 +48,21 @@ class FewConfig:
         own part need together.
         """
         step = self._step_bytes(rows)
-        others = LUT_BYTES + self.warps * self.tiles * 512 + step
         needed = self.steps(blocks) * step
-        if rows > MOST_ROWS or needed + others > _SHARED:
+        if rows > MOST_ROWS or needed + self._others(rows) > HOPPER_ROOM:
             return 0
-        if needed + others > _UNASKED:
+        if needed + self._others(rows) > _UNASKED:
             needed = max(needed, _UNASKED)
         return -(-needed // step)
+
+    def shared(self, rows: int, blocks: int) -> int:
+        """Bytes of shared memory a program, or 0 when there is no place for x."""
+        buffers = self.buffers(rows, blocks)
+        return buffers and buffers * self._step_bytes(rows) + self._others(rows)
+
+    def _others(self, rows: int) -> int:
+        """Bytes of the table, the sums of warps and what Triton takes to reorder a step."""
+        return LUT_BYTES + self.warps * self.tiles * 512 + self._step_bytes(rows)
 
     def _step_bytes(self, rows: int) -> int:
         return self.warps * self.pairs * 2 * BLOCK * power_of_two(rows) * 2

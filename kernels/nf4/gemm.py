@@ -58,6 +58,13 @@ class GemmConfig:
         """Blocks of 64 columns a step of all ways."""
         return self.blocks * self.ways
 
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory a program without `wgmma`: x and words of the steps in flight,
+        weights and scales of one step and, by the compiler's version, some more."""
+        flight = (self.stages - 1) * self.step * (128 * self.rows + 512 * self.tiles)
+        return flight + self.tiles * (1024 + 1792 * self.step) + 4096
+
 
 def multiply(x: Tensor, w: PackedNF4, bias: Tensor | None, config: GemmConfig) -> Tensor:
     """Return x W^T + bias as [T, N] in x.dtype.

@@ -24,7 +24,7 @@ from kernels.nf4.packed_weight import PackedNF4
 from kernels.nf4.reference import quantize_blocks
 from kernels.nf4.wide import can_take, multiply_wide
 from kernels.overlap import overlaps
-from kernels.sizes import lined
+from kernels.sizes import lined, shared_room
 
 
 def prepare(w: Weight, dtype: torch.dtype) -> Weight:
@@ -67,7 +67,7 @@ def _fused(x: Tensor, w: PackedNF4, bias: Tensor | None) -> Tensor:
     wide = choose_wide(rows, features, w.blocks)
     if wide is not None and can_take(x, w, wide):
         return multiply_wide(x, w, bias, wide)
-    return multiply(x, w, bias, choose(rows, features, w.blocks))
+    return multiply(x, w, bias, choose(rows, features, w.blocks, shared_room(x.device)))
 
 
 def norm_linear(
@@ -96,7 +96,7 @@ def _few(x: Tensor, w: PackedNF4) -> FewConfig | None:
         return None
     if not x.shape[0] or not w.rows or not w.columns:
         return None
-    return choose_few(x.shape[0], w.rows, w.blocks)
+    return choose_few(x.shape[0], w.rows, w.blocks, shared_room(x.device))
 
 
 def _dense(w: Weight, dtype: torch.dtype) -> Tensor:

@@ -1,4 +1,4 @@
-"""The Triton kernels of attention and of the fused family compile for sm_80 and sm_90."""
+"""The Triton kernels of attention and of the fused family compile for sm_80, sm_89 and sm_90."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ from kernels.attention.tiles import (
 from kernels.fused.gpu_kernels import norm_kernel, rotary_kernel, silu_mul_kernel
 from tests.kernels.compiled.build import build
 
-SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024}
+SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
 """Bytes that one program may have."""
 WORDS = ("p_contexts", "p_count", "p_offsets", "p_pages", "p_slots", "p_table")
 FLOATS = ("p_cos_sin", "p_lse", "p_part")
@@ -76,7 +76,7 @@ def attention_constants(
     }
 
 
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", SHARED_MEMORY)
 @pytest.mark.parametrize("is_new", [False, True])
 @pytest.mark.parametrize(
     ("group", "dim", "window", "pairs"),
@@ -85,7 +85,7 @@ def attention_constants(
 def test_decode(
     group: int, dim: int, window: bool, pairs: int, is_new: bool, capability: int
 ) -> None:
-    tile = decode_tile(pairs, 1024, dim, 2)
+    tile = decode_tile(pairs, 1024, dim, 2, SHARED_MEMORY[capability])
     constants = attention_constants(max(16, power_of_two(group)), tile.keys, group, dim, window) | {
         **{"HAS_SPLITS": True, "BLOCK_G": power_of_two(group)},
         **{"BLOCK_S": merged_at_once(group, dim), "IS_NEW": is_new, "HAS_NORM": window},
@@ -99,13 +99,13 @@ def test_decode(
     assert "mma.sync" in found.asm["ptx"]
 
 
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", SHARED_MEMORY)
 @pytest.mark.parametrize(
     ("rows", "group", "dim", "splits"),
     [(2048, 4, 128, False), (2048, 4, 128, True), (5, 7, 80, True), (512, 2, 256, True)],
 )
 def test_prefill(rows: int, group: int, dim: int, splits: bool, capability: int) -> None:
-    tile = prefill_tile(rows, group, dim, 2)
+    tile = prefill_tile(rows, group, dim, 2, SHARED_MEMORY[capability])
     constants = attention_constants(tile.lines, tile.keys, group, dim, group == 7)
     constants |= {"BLOCK_B": 64, "HAS_SPLITS": splits, "MIN_SPLIT": 256}
     found = compiled(prefill_kernel, constants, capability, tile.warps, tile.stages)

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("triton")
 
 
+from kernels.nf4.choice import choose
 from kernels.nf4.expand_kernel import expand_scaled
 from kernels.nf4.gemm_kernel import nf4_gemm
 from tests.kernels.compiled.build import assert_nothing_spilled, build, disassembly
@@ -61,3 +62,16 @@ def test_many_rows_multiply_by_warpgroups_without_spills(tmp_path: Path) -> None
     built = compiled(nf4_gemm, BY_WARPGROUPS, 8, 90)
     assert "wgmma.mma_async" in built.asm["ptx"]
     assert_nothing_spilled(built, tmp_path)
+
+
+@pytest.mark.parametrize("rows", [64, 128, 256])
+def test_what_is_chosen_fits_into_the_shared_memory_of_small_gpus(rows: int) -> None:
+    config = choose(rows, 28672, 64, 99 << 10)
+    constants = {
+        **FLAGS,
+        **{"QUADS": not config.by_warpgroups, "SCALE_WEIGHTS": config.scale_weights},
+        **{"STAGES": config.stages, "BLOCKS": config.blocks, "TILES": config.tiles},
+        **{"BM": config.rows, "SPLIT": config.split, "WAYS": config.ways},
+    }
+    built = compiled(nf4_gemm, constants, config.warps, 89)
+    assert built.metadata.shared <= config.shared <= 99 << 10

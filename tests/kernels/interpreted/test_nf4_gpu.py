@@ -8,6 +8,7 @@ from kernels.nf4 import NF4Weight, gpu, reference
 from kernels.nf4.choice import FUSED_ROWS, as_wide_config, choose, choose_wide
 from kernels.nf4.codebook import GAIN
 from kernels.nf4.expand import dequantize, scaled_weight
+from kernels.nf4.few_choice import choose_few
 from kernels.nf4.gemm import GemmConfig, fits, multiply
 from kernels.nf4.packed import can_pack, pack, unpack
 from kernels.nf4.packed_weight import PackedNF4
@@ -149,12 +150,16 @@ def test_norm_linear_is_the_norm_and_the_product() -> None:
         _near(y, expected)
 
 
-def test_choice_divides_every_weight_into_whole_steps() -> None:
+@pytest.mark.parametrize("room", [99 << 10, 227 << 10])
+def test_choice_divides_every_weight_into_whole_steps_that_fit(room: int) -> None:
     for rows in range(1, FUSED_ROWS + 1):
         for features in (1, 768, 5000, 28672, 128256):
             for blocks in (4, 12, 64, 100, 224, 512):
-                config = choose(rows, features, blocks)
+                config = choose(rows, features, blocks, room)
                 assert blocks % config.step == 0 and fits(rows, features, config)
+                assert config.shared <= room
+                few = choose_few(rows, features, blocks, room)
+                assert few is None or 0 < few.shared(rows, blocks) <= room
     with pytest.raises(ValueError, match="rows"):
         choose(FUSED_ROWS + 1, 64, 4)
 
