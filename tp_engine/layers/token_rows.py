@@ -23,6 +23,7 @@ from torch import Tensor
 
 from kernels.dispatch import Ops
 from kernels.nf4 import DenseWeight
+from tp_engine.interpreter import giving_way
 
 __all__ = ["ArenaMatrix", "TokenRows", "slabs_of"]
 
@@ -91,7 +92,7 @@ def slabs_of(
     slabs = []
     for first in range(0, len(starts), step):
         size = min(step * width, rows * columns - first * width)
-        runs = _runs(starts[first : first + step], size, width)
+        runs = giving_way(_runs(starts[first : first + step], size, width))
         slabs.append(tuple(values[at : at + length].view(-1, columns) for at, length in runs))
     return tuple(slabs)
 
