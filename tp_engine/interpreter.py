@@ -14,6 +14,9 @@ T = TypeVar("T")
 BURST_SECONDS = 0.0003
 PAUSE_SECONDS = 0.0005
 """Longer than `BURST_SECONDS`: what the loop does on the host between two steps takes 1 ms."""
+IDLE_BURST_SECONDS = 0.001
+IDLE_PAUSE_SECONDS = 0.0001
+"""While the loop has no step: for it to wake up in, if something has come."""
 
 
 def freeze_objects() -> None:
@@ -42,10 +45,9 @@ _pauses = _Pauses()
 def idle() -> Iterator[None]:
     """Around a wait of the loop that runs the steps, while it has no step to run or to end.
 
-    What goes on beside it needs not give way meanwhile. The loop alone says so, and takes it back
-    as the first thing after the wait, before it looks at what has come: so it is never idle while
-    it makes or runs a step. To take it back it needs the interpreter, which it gets within
-    `sys.getswitchinterval` (5 ms), once a wait.
+    What goes on beside it gives way only as much as the loop needs to wake up. The loop alone says
+    so, and takes it back as the first thing after the wait, before it looks at what has come: so
+    it is never idle while it makes or runs a step.
     """
     _loop.idle = True
     try:
@@ -59,12 +61,13 @@ def giving_way(items: Iterable[T]) -> Iterator[T]:
 
     Who launches work on a GPU lets go of the interpreter dozens of times a step. Each time a thread
     that wants it takes it, for `sys.getswitchinterval` at least, so a step waits until that thread
-    has no more to do. In the main thread there is nobody to give way to, nor while the loop is
-    `idle`.
+    has no more to do. While the loop is `idle` the pauses are fewer and shorter; in the main thread
+    there is nobody to give way to.
     """
     beside = threading.current_thread() is not threading.main_thread()
     for item in items:
-        if beside and not _loop.idle and time.perf_counter() - _pauses.last > BURST_SECONDS:
-            time.sleep(PAUSE_SECONDS)
+        burst = IDLE_BURST_SECONDS if _loop.idle else BURST_SECONDS
+        if beside and time.perf_counter() - _pauses.last > burst:
+            time.sleep(IDLE_PAUSE_SECONDS if _loop.idle else PAUSE_SECONDS)
             _pauses.last = time.perf_counter()
         yield item

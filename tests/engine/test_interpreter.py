@@ -36,7 +36,7 @@ from tp_engine.models.spec import ModelSpec
 from tp_engine.params import SamplingParams
 
 
-def test_loops_beside_an_idle_loop_do_not_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loops_pause_less_beside_an_idle_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     clock = SimpleNamespace(sleep=pauses.append, perf_counter=time.perf_counter)
     monkeypatch.setattr(interpreter, "time", clock)
@@ -48,10 +48,18 @@ def test_loops_beside_an_idle_loop_do_not_pause(monkeypatch: pytest.MonkeyPatch)
             yield from (2, 3, 4)
         yield from (5, 6)
 
-    with ThreadPoolExecutor(1) as thread:
-        seen = thread.submit(lambda: [(each, len(pauses)) for each in giving_way(items())])
-    assert seen.result() == [(1, 1), (2, 1), (3, 1), (4, 1), (5, 2), (6, 3)]
-    assert [*giving_way(items())] == [1, 2, 3, 4, 5, 6] and len(pauses) == 3, "in the main thread"
+    def pauses_of(idle_burst: float) -> list[float]:
+        monkeypatch.setattr(interpreter, "IDLE_BURST_SECONDS", idle_burst)
+        pauses.clear()
+        with ThreadPoolExecutor(1) as thread:
+            assert thread.submit(lambda: [*giving_way(items())]).result() == [1, 2, 3, 4, 5, 6]
+        return pauses[:]
+
+    long, short = interpreter.PAUSE_SECONDS, interpreter.IDLE_PAUSE_SECONDS
+    assert pauses_of(1e9) == [long, long, long]
+    assert pauses_of(-1.0) == [long, short, short, short, long, long]
+    pauses.clear()
+    assert [*giving_way(items())] == [1, 2, 3, 4, 5, 6] and not pauses, "in the main thread"
 
 
 def test_the_loop_is_idle_while_it_waits_and_never_while_it_has_a_step(
