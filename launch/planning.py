@@ -22,7 +22,7 @@ from tp_engine.adapters import longest_row_bytes
 from tp_engine.config import EngineConfig
 from tp_engine.memory import PageLayout
 from tp_engine.models import ModelSpec
-from tp_engine.room import words_a_page
+from tp_engine.tiers.room import words_a_page
 
 CERTAINTY = 0.99
 """Of the draw of adapters that must fit."""

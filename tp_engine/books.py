@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable
 
 from tp_engine.adapters.errors import OutOfMemory
-from tp_engine.admission import EngineLimits
-from tp_engine.fetching import Fetch
 from tp_engine.memory import (
     AdapterFootprint,
     AdapterResidency,
@@ -17,9 +15,11 @@ from tp_engine.memory import (
     PrefixCache,
     Prices,
 )
+from tp_engine.requests.admission import EngineLimits
 from tp_engine.roster import AdapterRoster
 from tp_engine.scheduler import Scheduler
-from tp_engine.tiers import AdapterTiers, CarryOut, Movers
+from tp_engine.tiers.fetching import Fetch
+from tp_engine.tiers.tiers import AdapterTiers, CarryOut, Movers
 
 
 class Books:

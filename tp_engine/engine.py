@@ -9,7 +9,10 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
 from tp_engine.adapters import AdapterImage
-from tp_engine.admission import (
+from tp_engine.books import Books
+from tp_engine.memory import AdapterFootprint, PageLayout, root_key
+from tp_engine.messages import Failed, Output, Stats, Submit, TokenLogprobs
+from tp_engine.requests.admission import (
     EngineLimits,
     RequestError,
     check_request,
@@ -17,17 +20,14 @@ from tp_engine.admission import (
     longest_context,
     token_limit,
 )
-from tp_engine.books import Books
-from tp_engine.fetching import Fetch
-from tp_engine.memory import AdapterFootprint, PageLayout, root_key
-from tp_engine.messages import Failed, Output, Stats, Submit, TokenLogprobs
-from tp_engine.outputs import not_brought, not_finite, token_output
-from tp_engine.plan import PlanKind, StepPlan
+from tp_engine.requests.outputs import not_brought, not_finite, token_output
+from tp_engine.requests.seeds import seed_source
 from tp_engine.sampling import Sampled
 from tp_engine.scheduler import Planner, Request, Work
-from tp_engine.seeds import seed_source
 from tp_engine.stats import collect_stats
-from tp_engine.worker import Worker
+from tp_engine.steps.plan import PlanKind, StepPlan
+from tp_engine.steps.worker import Worker
+from tp_engine.tiers.fetching import Fetch
 
 SILENCE_SECONDS = 0.25
 """After which the other ranks hear that rank 0 lives, although there is nothing to do."""

@@ -16,16 +16,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from tp_engine.admission import RequestError
-from tp_engine.completion import Completion, OpenPrompt
 from tp_engine.config import EngineConfig
 from tp_engine.engine import Engine
 from tp_engine.fleet import AdapterLoader, StartingAdapters
-from tp_engine.join import join
 from tp_engine.messages import Failed, Submit
 from tp_engine.params import SamplingParams
-from tp_engine.plan import PlanKind
 from tp_engine.rank import Rank, build_engine, build_rank, read_adapters
+from tp_engine.ranks.join import join
+from tp_engine.requests.admission import RequestError
+from tp_engine.requests.completion import Completion, OpenPrompt
+from tp_engine.steps.plan import PlanKind
 from tp_engine.text import Tokenizer
 
 Prompt = str | Sequence[int]

@@ -21,21 +21,21 @@ from tp_engine.adapters import (
 )
 from tp_engine.adapters.ends.base import BaseFiles
 from tp_engine.adapters.ends.record import EndSizes
-from tp_engine.admission import EngineLimits
-from tp_engine.comm import Comm
 from tp_engine.config import EngineConfig
 from tp_engine.engine import Engine
-from tp_engine.fetching import Fetch
-from tp_engine.gains import RankGains
-from tp_engine.host_pages import HostPages
-from tp_engine.join import Joined
 from tp_engine.memory import PageLayout, kv_block_bytes, kv_views
 from tp_engine.models import Decoder
-from tp_engine.room import agree_on_host_pages, agree_on_pages, words_a_page
-from tp_engine.runner import Arena, Runner
+from tp_engine.ranks.comm import Comm
+from tp_engine.ranks.join import Joined
+from tp_engine.requests.admission import EngineLimits
 from tp_engine.sampling import Sampler, SlotStates
+from tp_engine.steps.runner import Arena, Runner
+from tp_engine.steps.worker import Worker
+from tp_engine.tiers.fetching import Fetch
+from tp_engine.tiers.gains import RankGains
+from tp_engine.tiers.host_pages import HostPages
+from tp_engine.tiers.room import agree_on_host_pages, agree_on_pages, words_a_page
 from tp_engine.weights import RankWeights, load_weights
-from tp_engine.worker import Worker
 
 log = logging.getLogger(__name__)
 

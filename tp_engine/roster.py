@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tp_engine.adapters import AdapterImage, AdapterRevision, ImageSize
 from tp_engine.adapters.errors import OutOfMemory
-from tp_engine.admission import EngineLimits
 from tp_engine.memory import AdapterFootprint, Demand
-from tp_engine.tiers import AdapterTiers
+from tp_engine.requests.admission import EngineLimits
+from tp_engine.tiers.tiers import AdapterTiers
 
 POLL_SECONDS = 0.0005
 """Between looks at what is waited for."""

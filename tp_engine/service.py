@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tp_engine.adapters import AdapterRegistry, ModelHeld, UnknownModel
-from tp_engine.admission import RequestError
 from tp_engine.engine import Engine
 from tp_engine.fleet import AdapterFleet
 from tp_engine.link import FrontEndLink
@@ -24,7 +23,8 @@ from tp_engine.messages import (
     Submit,
     ToEngine,
 )
-from tp_engine.plan import PlanKind
+from tp_engine.requests.admission import RequestError
+from tp_engine.steps.plan import PlanKind
 
 log = logging.getLogger(__name__)
 

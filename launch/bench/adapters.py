@@ -34,9 +34,9 @@ from tp_engine.config import EngineConfig, parse_size  # noqa: E402
 from tp_engine.engine import Engine  # noqa: E402
 from tp_engine.fleet import AdapterLoader  # noqa: E402
 from tp_engine.interpreter import freeze_objects  # noqa: E402
-from tp_engine.join import join  # noqa: E402
-from tp_engine.plan import PlanKind  # noqa: E402
 from tp_engine.rank import Rank, build_engine, build_rank  # noqa: E402
+from tp_engine.ranks.join import join  # noqa: E402
+from tp_engine.steps.plan import PlanKind  # noqa: E402
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:

@@ -40,7 +40,7 @@ from launch.bench.step_profile import mark_steps, profile_steps, table  # noqa: 
 from tp_engine import LLM, SamplingParams  # noqa: E402
 from tp_engine.engine import Engine  # noqa: E402
 from tp_engine.messages import Submit  # noqa: E402
-from tp_engine.warm_up import warm_up  # noqa: E402
+from tp_engine.steps.warm_up import warm_up  # noqa: E402
 
 PROMPT_TOKENS = 128
 WARM_STEPS = 8

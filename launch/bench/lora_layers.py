@@ -21,7 +21,6 @@ from launch.bench.graphs import graph_us
 from launch.bench.lora_arena import INPUTS, MODULES, Module
 from launch.bench.lora_step import Step
 from launch.bench.tune_nf4 import random_packed
-from tp_engine.comm import Comm
 from tp_engine.layers import (
     MLP,
     Attention,
@@ -31,6 +30,7 @@ from tp_engine.layers import (
     StepInput,
     sum_add_norm,
 )
+from tp_engine.ranks.comm import Comm
 
 CONTEXT = 128
 LAYERS = 6

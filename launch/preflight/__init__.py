@@ -12,7 +12,7 @@ from launch.preflight.ranks import (
 )
 from launch.preflight.sources import check_sources
 from launch.preflight.store import claim_store
-from tp_engine.host_memory import free_host_bytes
+from tp_engine.tiers.host_memory import free_host_bytes
 
 __all__ = [
     "Gpu",

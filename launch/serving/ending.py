@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from tp_engine.liveness import Liveness
+from tp_engine.ranks.liveness import Liveness
 
 log = logging.getLogger(__name__)
 

@@ -39,15 +39,15 @@ from tp_engine.fleet import AdapterFleet, AdapterLoader, StartingAdapters
 from tp_engine.hub import download_model
 from tp_engine.interpreter import freeze_objects
 from tp_engine.link import FrontEndGone, FrontEndLink
-from tp_engine.liveness import Liveness, Watchdog
 from tp_engine.logs import Phases
 from tp_engine.messages import Failed, Models, Phase, Ready
 from tp_engine.models import ModelSpec
-from tp_engine.plan import PlanKind
 from tp_engine.rank import Rank, build_engine, read_adapters
+from tp_engine.ranks.liveness import Liveness, Watchdog
 from tp_engine.service import Service, ServiceOptions
 from tp_engine.sources import claims_directory
-from tp_engine.warm_up import warm_up
+from tp_engine.steps.plan import PlanKind
+from tp_engine.steps.warm_up import warm_up
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from launch.preflight import ensure_torchrun_environment
 from launch.serving.ending import end_if_lost, end_now, serving_signals
 from launch.serving.lead import Lead
 from launch.serving.start import start_rank
-from tp_engine.comm import RankLost
 from tp_engine.interpreter import freeze_objects
-from tp_engine.liveness import Liveness, Watchdog
 from tp_engine.logs import Phases, setup_logging
+from tp_engine.ranks.comm import RankLost
+from tp_engine.ranks.liveness import Liveness, Watchdog
 
 log = logging.getLogger(__name__)
 

@@ -20,10 +20,10 @@ from launch.preflight import (
     query_gpu,
 )
 from tp_engine.config import EngineConfig
-from tp_engine.join import Joined, join
 from tp_engine.logs import Phases
 from tp_engine.rank import Rank, build_rank
-from tp_engine.room import ranks_on_gpu
+from tp_engine.ranks.join import Joined, join
+from tp_engine.tiers.room import ranks_on_gpu
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from launch.validation.entry import Entry
 from launch.validation.live import LiveError
 from sharding import Span, WeightSlice
-from tp_engine.comm import Comm
+from tp_engine.ranks.comm import Comm
 
 log = logging.getLogger(__name__)
 

@@ -21,12 +21,12 @@ from kernels import AttentionBatch, LoraBatch, LoraSegments, ops_for
 from kernels.lora.tiles import tile_table
 from launch.validation.loading import Loaded
 from tp_engine.adapters import AdapterRevision, AdapterTraits
-from tp_engine.comm import Comm
 from tp_engine.layers import StepInput
 from tp_engine.memory import PageLayout, kv_views
 from tp_engine.models import Decoder
-from tp_engine.plan import NO_ADAPTER
 from tp_engine.rank import Rank
+from tp_engine.ranks.comm import Comm
+from tp_engine.steps.plan import NO_ADAPTER
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -11,7 +11,7 @@ from launch.validation.live import Cell, LiveError, cell_of
 from sharding import Span
 from tp_engine.adapters.layout import EndRole
 from tp_engine.layers import ArenaMatrix, TokenRows
-from tp_engine.resident_ends import ResidentEnds
+from tp_engine.tiers.resident_ends import ResidentEnds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

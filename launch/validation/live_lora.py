@@ -13,7 +13,7 @@ from torch import Tensor
 
 from launch.validation.live import Cell, LiveError, bits_of, cell_of
 from sharding import SITES, Span
-from tp_engine.runner import Arena
+from tp_engine.steps.runner import Arena
 
 _RANK_BITS = 16
 

@@ -10,15 +10,15 @@ import torch
 from launch.validation.batch import Batch
 from sharding import cut_model
 from tp_engine.adapters import AdapterRevision, longest_row_bytes, pages_needed
-from tp_engine.comm import Comm
 from tp_engine.engine import Engine
 from tp_engine.fleet import AdapterLoader
-from tp_engine.join import Joined
 from tp_engine.memory import PageLayout
 from tp_engine.messages import Failed, Submit
 from tp_engine.params import SamplingParams
-from tp_engine.plan import PlanKind
 from tp_engine.rank import Rank, build_engine, build_rank
+from tp_engine.ranks.comm import Comm
+from tp_engine.ranks.join import Joined
+from tp_engine.steps.plan import PlanKind
 
 SPARE_PAGES = 2
 

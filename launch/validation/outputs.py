@@ -21,7 +21,7 @@ from launch.validation.result import Check, Mismatch, Result
 from launch.validation.tokens import TokenCheck
 from launch.validation.tolerance import EXACT, TOLERANCES, row_errors
 from tp_engine.adapters import AdapterRevision
-from tp_engine.comm import Comm
+from tp_engine.ranks.comm import Comm
 
 GROUP = 8
 """Sequences that are run at a time."""

@@ -26,10 +26,10 @@ from launch.validation.tensors import Parts, check_tensors
 from launch.validation.whole import WholeSource
 from sharding import Checkpoint
 from tp_engine.adapters import AdapterRevision
-from tp_engine.comm import Comm
-from tp_engine.join import join
 from tp_engine.logs import setup_logging
 from tp_engine.rank import read_adapters
+from tp_engine.ranks.comm import Comm
+from tp_engine.ranks.join import join
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from launch.validation.compare import compare, gather_outcomes
 from launch.validation.entry import Entry, Kind
 from launch.validation.tensors import Parts, find_mismatches
 from sharding import WeightSlice
-from tp_engine.comm import Comm
+from tp_engine.ranks.comm import Comm
 
 NEVER = frozenset({Kind.RANK})
 """Not damaged: a wrong LoRA rank rightly shows in A and B of its module too."""

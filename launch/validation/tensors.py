@@ -16,7 +16,7 @@ from launch.validation.compare import (
 from launch.validation.entry import Entry, Kind
 from launch.validation.result import Check, Mismatch, Result
 from sharding import WeightSlice
-from tp_engine.comm import Comm
+from tp_engine.ranks.comm import Comm
 
 Parts = list[list[WeightSlice]]
 """By rank, then in the order of the entries."""

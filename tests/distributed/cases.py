@@ -28,8 +28,8 @@ from tests.distributed.room import choose_pages
 from tests.distributed.workload import Answer, Ask, Case, RankReport, Result
 from tp_engine import LLM
 from tp_engine.messages import Failed, Submit
-from tp_engine.plan import PlanKind
 from tp_engine.rank import Rank
+from tp_engine.steps.plan import PlanKind
 
 WORLD = int(os.environ["WORLD_SIZE"])
 

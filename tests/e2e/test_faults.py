@@ -34,7 +34,7 @@ def three_ranks(directory: Path, model: Path) -> Iterator[Server]:
 FAULT = """
 import os, runpy, sys, time
 sys.path.insert(0, os.getcwd())
-from tp_engine.runner import Runner
+from tp_engine.steps.runner import Runner
 execute, calls = Runner.execute, 0
 
 def faulty(self, plan):

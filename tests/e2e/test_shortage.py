@@ -14,7 +14,7 @@ SHORT = """
 import os, runpy, sys
 sys.path.insert(0, os.getcwd())
 import torch
-from tp_engine import delivery
+from tp_engine.tiers import delivery
 from tp_engine.adapters import packing
 given = packing.zeroed_pages
 

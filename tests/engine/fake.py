@@ -15,13 +15,13 @@ from typing import Any
 import torch
 
 from tp_engine.adapters.errors import OutOfMemory
-from tp_engine.admission import EngineLimits
-from tp_engine.background import Ended
 from tp_engine.engine import Engine
 from tp_engine.memory import PageLayout
 from tp_engine.messages import Output, Submit
 from tp_engine.params import SamplingParams
-from tp_engine.plan import LAST_SAMPLED, NO_ADAPTER, PlanKind, SlotInit, StepPlan
+from tp_engine.ranks.background import Ended
+from tp_engine.requests.admission import EngineLimits
+from tp_engine.steps.plan import LAST_SAMPLED, NO_ADAPTER, PlanKind, SlotInit, StepPlan
 
 VOCAB = 50
 BLOCK = 4
@@ -46,7 +46,7 @@ def solo(adapter: str, prompt: list[int], params: SamplingParams) -> list[int]:
 
 
 class FakeWorker:
-    """Stands in for `tp_engine.worker.Worker`."""
+    """Stands in for `tp_engine.steps.worker.Worker`."""
 
     def __init__(self, pages: int, slots: int, blocks: int) -> None:
         self.pages: list[list[Any]] = [[None] * BLOCK for _ in range(pages)]

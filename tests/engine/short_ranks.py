@@ -19,17 +19,17 @@ from tests.adapters.writing import every_site, random_modules, revision_of
 from tests.engine.test_gains import DIMS, PAGE, base_weights, shard
 from tp_engine.adapters import AdapterImage, pack_adapter
 from tp_engine.adapters.record import gain_places
-from tp_engine.background import Ended
-from tp_engine.comm import Comm
-from tp_engine.delivery import Delivery
-from tp_engine.gains import RankGains
-from tp_engine.host_pages import HostPages
+from tp_engine.ranks.background import Ended
+from tp_engine.ranks.comm import Comm
+from tp_engine.tiers.delivery import Delivery
+from tp_engine.tiers.gains import RankGains
+from tp_engine.tiers.host_pages import HostPages
 
 HUGE = 1 << 50
 PLACES = {
-    "room": "tp_engine.delivery.zeroed_pages",
-    "gains": "tp_engine.gains.squared_norms",
-    "keeping": "tp_engine.host_pages.HostPages.store",
+    "room": "tp_engine.tiers.delivery.zeroed_pages",
+    "gains": "tp_engine.tiers.gains.squared_norms",
+    "keeping": "tp_engine.tiers.host_pages.HostPages.store",
 }
 
 

@@ -15,12 +15,12 @@ import pytest
 import torch
 
 from tp_engine.adapters import AdapterImage
-from tp_engine.background import Ended, Together
-from tp_engine.comm import Comm
-from tp_engine.delivery import Delivery
-from tp_engine.host_pages import HostPages
-from tp_engine.plan import PlanKind, StepPlan
-from tp_engine.worker import Worker
+from tp_engine.ranks.background import Ended, Together
+from tp_engine.ranks.comm import Comm
+from tp_engine.steps.plan import PlanKind, StepPlan
+from tp_engine.steps.worker import Worker
+from tp_engine.tiers.delivery import Delivery
+from tp_engine.tiers.host_pages import HostPages
 
 PAGE = 64
 

@@ -15,8 +15,8 @@ from tests.engine.test_rotation import revision, write_model
 from tp_engine import LLM, SamplingParams
 from tp_engine.adapters import AdapterRevision, LoraModule, pack_adapter
 from tp_engine.adapters.ends.replaced import EMBEDDING, HEAD, Replaced
-from tp_engine.completion import Completion, OpenPrompt
 from tp_engine.messages import Failed, Submit
+from tp_engine.requests.completion import Completion, OpenPrompt
 
 KINDS = ("plain", "head", "embedding", "whole", "rows", "everything")
 NEAR_TIE = 0.02

@@ -18,10 +18,10 @@ from tests.engine.fake import (
     solo,
     submit,
 )
-from tp_engine.admission import RequestError
 from tp_engine.messages import Failed, Output
 from tp_engine.params import ParameterError, SamplingParams
-from tp_engine.plan import LAST_SAMPLED, PlanKind
+from tp_engine.requests.admission import RequestError
+from tp_engine.steps.plan import LAST_SAMPLED, PlanKind
 
 
 def params(tokens: int, **fields) -> SamplingParams:

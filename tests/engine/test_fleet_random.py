@@ -9,7 +9,6 @@ import pytest
 from tests.engine.fake import solo
 from tests.engine.fleet_world import PARAMS, PROMPT, World, known, world_at, write_adapter
 from tp_engine.adapters import ModelHeld, UnknownModel
-from tp_engine.admission import RequestError
 from tp_engine.messages import (
     AdapterReply,
     DrainAdapter,
@@ -23,6 +22,7 @@ from tp_engine.messages import (
     ResumeAdapter,
     UnloadAdapter,
 )
+from tp_engine.requests.admission import RequestError
 
 NAMES = ("a", "b", "c", "d")
 ADAPTERS = tuple(f"good-{pages}" for pages in range(2, 9))

@@ -14,10 +14,10 @@ from kernels.nf4.reference import dequantize
 from kernels.nf4.slices import float_rows
 from sharding import SITES, ModelDims, cut_model, weight_slice
 from tests.adapters.writing import every_site, random_modules, revision_of
-from tp_engine import gains
 from tp_engine.adapters import AdapterImage, LoraModule, pack_adapter
 from tp_engine.adapters.record import gain_places, gain_row
-from tp_engine.gains import RankGains, gains_of, squared_norms
+from tp_engine.tiers import gains
+from tp_engine.tiers.gains import RankGains, gains_of, squared_norms
 
 OPS = ops_for(torch.device("cpu"))
 DIMS = ModelDims(

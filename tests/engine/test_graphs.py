@@ -11,10 +11,16 @@ import torch
 
 from tests.engine.test_step import MIXED, plan
 from tp_engine.adapters import AdapterTraits
-from tp_engine.graphs import MIXED_CONTEXT, GraphKey, StepGraphs, bound, bounds
-from tp_engine.host_step import HostStep
-from tp_engine.plan import NO_ADAPTER
-from tp_engine.step_shape import MIXED_ROWS, StepShape, batch_sizes, decode_shapes, mixed_shapes
+from tp_engine.steps.graphs import MIXED_CONTEXT, GraphKey, StepGraphs, bound, bounds
+from tp_engine.steps.host_step import HostStep
+from tp_engine.steps.plan import NO_ADAPTER
+from tp_engine.steps.step_shape import (
+    MIXED_ROWS,
+    StepShape,
+    batch_sizes,
+    decode_shapes,
+    mixed_shapes,
+)
 
 AFFINE = int(AdapterTraits.AFFINE)
 

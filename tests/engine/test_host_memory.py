@@ -12,7 +12,7 @@ from torch import Tensor
 from sharding import ModelDims, cut_model
 from tests.adapters.writing import every_site, random_modules, revision_of
 from tp_engine.adapters import pack_adapter
-from tp_engine.host_memory import zeroed_pages
+from tp_engine.tiers.host_memory import zeroed_pages
 
 SMAPS = Path("/proc/self/smaps")
 needs_huge_pages = pytest.mark.skipif(

@@ -12,12 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tp_engine.copies
+import tp_engine.tiers.copies
 from tp_engine.adapters import AdapterImage, head_words
-from tp_engine.comm import Comm
-from tp_engine.copies import Copies
-from tp_engine.host_pages import HostPages, runs
-from tp_engine.resident_ends import ResidentEnds
+from tp_engine.ranks.comm import Comm
+from tp_engine.tiers.copies import Copies
+from tp_engine.tiers.host_pages import HostPages, runs
+from tp_engine.tiers.resident_ends import ResidentEnds
 
 LAYERS = 1
 PAGE_BYTES = 64
@@ -41,7 +41,7 @@ def test_runs_are_the_longest_stretches_in_which_all_columns_count_up(pages, ran
 def test_an_adapter_arrives_in_whatever_pages_it_is_given(
     host_pages, arena_pages, part_bytes, seed
 ) -> None:
-    with patch.object(tp_engine.copies, "PART_BYTES", part_bytes):
+    with patch.object(tp_engine.tiers.copies, "PART_BYTES", part_bytes):
         check_arrival(host_pages, arena_pages, part_bytes, seed)
 
 

@@ -79,7 +79,7 @@ def test_the_loop_is_idle_while_it_waits_and_never_while_it_has_a_step(
         time.sleep(seconds)
 
     clock = SimpleNamespace(sleep=sleep, monotonic=time.monotonic)
-    monkeypatch.setattr("tp_engine.tiers.time", clock)
+    monkeypatch.setattr("tp_engine.tiers.tiers.time", clock)
     engine, worker = make_engine(fetch=fetch)
     carry_out = worker.run
 

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from tp_engine.comm import Comm
-from tp_engine.liveness import Liveness, Watchdog
+from tp_engine.ranks.comm import Comm
+from tp_engine.ranks.liveness import Liveness, Watchdog
 
 
 class World:

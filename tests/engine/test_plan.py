@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tp_engine import plan as protocol
-from tp_engine.plan import (
+from tp_engine.steps import plan as protocol
+from tp_engine.steps.plan import (
     HEADER_WORDS,
     LAST_SAMPLED,
     NO_ADAPTER,

@@ -25,7 +25,6 @@ from tp_engine.adapters import (
 )
 from tp_engine.adapters.ends.record import EndSizes
 from tp_engine.adapters.ends.replaced import EMBEDDING, HEAD, Replaced
-from tp_engine.comm import Comm
 from tp_engine.layers import (
     ArenaMatrix,
     EndRows,
@@ -34,7 +33,8 @@ from tp_engine.layers import (
     slabs_of,
     token_rows,
 )
-from tp_engine.resident_ends import ResidentEnds
+from tp_engine.ranks.comm import Comm
+from tp_engine.tiers.resident_ends import ResidentEnds
 
 CPU = torch.device("cpu")
 OPS = ops_for(CPU)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tp_engine.comm import Comm
 from tp_engine.config import EngineConfig
 from tp_engine.memory import PageLayout
-from tp_engine.room import agree_on_pages
+from tp_engine.ranks.comm import Comm
+from tp_engine.tiers.room import agree_on_pages
 
 LAYOUT = PageLayout(block_tokens=16, page_bytes=1024, dtype=torch.bfloat16)
 

@@ -15,9 +15,9 @@ from safetensors.torch import save_file
 from sharding import SITES, ModelDims
 from tp_engine import LLM, SamplingParams
 from tp_engine.adapters import AdapterRevision, LoraModule, pack_adapter
-from tp_engine.completion import OpenPrompt
-from tp_engine.copies import Copies
 from tp_engine.messages import Failed, Submit
+from tp_engine.requests.completion import OpenPrompt
+from tp_engine.tiers.copies import Copies
 
 ADAPTERS, RESIDENT, REQUESTS, BATCH = 12, 4, 72, 9
 NEAR_TIE = 0.02

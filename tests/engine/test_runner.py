@@ -11,8 +11,8 @@ import torch
 from kernels import ops_for
 from sharding import ModelDims
 from tp_engine import rank as ranks
-from tp_engine import runner as runners
-from tp_engine.runner import Runner
+from tp_engine.steps import runner as runners
+from tp_engine.steps.runner import Runner
 
 
 def test_launches_are_renewed_once_in_a_period_and_before_a_step(

@@ -22,13 +22,13 @@ from tests.engine.test_tiers import PARAMS as FEW
 from tests.engine.test_tiers import Store, ask, know, settle
 from tp_engine.adapters import AdapterRevision, pack_adapter, packing
 from tp_engine.adapters.errors import OutOfMemory
-from tp_engine.admission import RequestError
-from tp_engine.background import Background, Ended
-from tp_engine.comm import Comm, Lane
 from tp_engine.engine import Engine
-from tp_engine.gains import squared_norms
 from tp_engine.messages import AdapterReply, Failed, ListAdapters, PinAdapter, PreloadAdapter
+from tp_engine.ranks.background import Background, Ended
+from tp_engine.ranks.comm import Comm, Lane
+from tp_engine.requests.admission import RequestError
 from tp_engine.shortage import OneThread, asking_for
+from tp_engine.tiers.gains import squared_norms
 
 ROOT = Path(__file__).parents[2]
 HUGE = 1 << 50

@@ -10,10 +10,10 @@ import torch
 
 from kernels.entry.reference import spell_out
 from tp_engine.adapters import AdapterTraits
-from tp_engine.host_step import NARROW, WIDE, HostStep
-from tp_engine.plan import LAST_SAMPLED, NO_ADAPTER, PlanKind, StepPlan
-from tp_engine.step import StepMemory
-from tp_engine.step_shape import StepShape
+from tp_engine.steps.host_step import NARROW, WIDE, HostStep
+from tp_engine.steps.plan import LAST_SAMPLED, NO_ADAPTER, PlanKind, StepPlan
+from tp_engine.steps.step import StepMemory
+from tp_engine.steps.step_shape import StepShape
 
 
 def plan(sequences: list[list[int]], segments: list[list[int]], max_rank: int = 4) -> StepPlan:

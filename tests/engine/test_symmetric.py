@@ -7,9 +7,9 @@ import torch
 
 from kernels.reduce import Mailboxes
 from tests.kernels.mailboxes import make_world
-from tp_engine import symmetric
-from tp_engine.comm import Comm
-from tp_engine.symmetric import share_mailboxes
+from tp_engine.ranks import symmetric
+from tp_engine.ranks.comm import Comm
+from tp_engine.ranks.symmetric import share_mailboxes
 
 CPU = torch.device("cpu")
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from tests.engine.fake import add_adapter, drive, image, make_engine, solo, submit
 from tp_engine.adapters import ImageSize
-from tp_engine.admission import RequestError
 from tp_engine.engine import Engine
 from tp_engine.messages import Failed, Output, Submit
 from tp_engine.params import SamplingParams
-from tp_engine.plan import PlanKind, StepPlan
+from tp_engine.requests.admission import RequestError
+from tp_engine.steps.plan import PlanKind, StepPlan
 
 PARAMS = SamplingParams(max_tokens=8, ignore_eos=True)
 PROMPT = [5, 6, 7]

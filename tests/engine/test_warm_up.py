@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.engine.fake import FakeWorker, add_adapter, image, make_engine, solo, submit
 from tp_engine.adapters import ImageSize
 from tp_engine.params import SamplingParams
-from tp_engine.plan import NO_ADAPTER, PlanKind, StepPlan
 from tp_engine.scheduler import SchedulerCounters
-from tp_engine.warm_up import GPU_ROWS, split, warm_up
+from tp_engine.steps.plan import NO_ADAPTER, PlanKind, StepPlan
+from tp_engine.steps.warm_up import GPU_ROWS, split, warm_up
 
 
 def steps(worker: FakeWorker) -> Sequence[StepPlan]:

@@ -19,7 +19,7 @@ from tp_engine import LLM
 from tp_engine.adapters import pack_adapter, read_adapter
 from tp_engine.config import EngineConfig
 from tp_engine.models import ModelSpec
-from tp_engine.room import words_a_page
+from tp_engine.tiers.room import words_a_page
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ from launch.preflight import (
 from launch.preflight.gpu import driver_version
 from sharding import ModelDims
 from tp_engine.config import GIB, EngineConfig
-from tp_engine.host_memory import container_free_bytes, free_host_bytes
+from tp_engine.tiers.host_memory import container_free_bytes, free_host_bytes
 
 ROOT = Path(__file__).parents[2]
 

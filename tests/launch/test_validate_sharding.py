@@ -35,10 +35,10 @@ from launch.validation.whole import WholeSource
 from sharding import Checkpoint, Span, WeightSlice, cut_model
 from tests.helpers.tiny_models import make_checkpoint, make_peft_adapter
 from tp_engine.adapters import AdapterRevision
-from tp_engine.comm import Comm
-from tp_engine.join import join
 from tp_engine.models import ModelSpec
 from tp_engine.rank import read_adapters
+from tp_engine.ranks.comm import Comm
+from tp_engine.ranks.join import join
 from tp_engine.weights import load_weights
 
 ROOT = Path(__file__).resolve().parents[2]

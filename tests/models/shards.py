@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 
 
 class ThreadComm:
-    """What the decoder uses of `tp_engine.comm.Comm`, between threads.
+    """What the decoder uses of `tp_engine.ranks.comm.Comm`, between threads.
 
     Ranks that do not join every collective, or join with other shapes, fail the test.
     """

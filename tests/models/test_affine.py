@@ -11,8 +11,8 @@ from torch import Tensor
 
 from kernels import DenseWeight, LoraBatch, LoraTarget, ops_for
 from tests.kernels.affine_cases import SHAPE, affine_arena
-from tp_engine.comm import Comm
 from tp_engine.layers import MLP, ColumnParallel, LoraSites, RowParallel
+from tp_engine.ranks.comm import Comm
 
 OPS = ops_for(torch.device("cpu"))
 COMM = Comm.alone(torch.device("cpu"))

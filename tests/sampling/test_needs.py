@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from tp_engine.params import MAX_LOGPROBS, SamplingParams
-from tp_engine.plan import SlotInit
 from tp_engine.sampling import sampling_needs, slot_init
 from tp_engine.sampling.needs import CANDIDATE_SIZES
+from tp_engine.steps.plan import SlotInit
 
 
 @pytest.mark.parametrize(

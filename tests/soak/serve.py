@@ -22,7 +22,7 @@ def note_steps() -> None:
     between them is part of what a client waits for.
     """
     from tp_engine.engine import Engine
-    from tp_engine.runner import Runner
+    from tp_engine.steps.runner import Runner
 
     path = Path(os.environ["SOAK_STEPS"]) / f"steps-{os.environ.get('RANK', '0')}"
     file: IO[bytes] = path.open("wb", buffering=0)

@@ -20,9 +20,9 @@ from tp_engine.adapters.record import NO_ROW, SiteRows, build_record
 from tp_engine.adapters.revision import AdapterRevision, LoraModule
 from tp_engine.adapters.rows import cast_finite, copy_rows
 from tp_engine.adapters.targets import Place, module_name
-from tp_engine.host_memory import zeroed_pages
 from tp_engine.interpreter import giving_way
 from tp_engine.shortage import asking_for
+from tp_engine.tiers.host_memory import zeroed_pages
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -9,7 +9,7 @@ from tp_engine.adapters.errors import shown
 from tp_engine.fleet.shared import Shared, refusal
 from tp_engine.memory import AdapterFootprint
 from tp_engine.messages import AdapterReply, PreloadAdapter
-from tp_engine.tiers import Stand
+from tp_engine.tiers.tiers import Stand
 
 
 @dataclass(slots=True, eq=False)

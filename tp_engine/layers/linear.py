@@ -17,7 +17,7 @@ from kernels.nf4 import Weight
 from tp_engine.layers.lora import LoraSites, Projected, has_deltas
 
 if TYPE_CHECKING:
-    from tp_engine.comm import Comm
+    from tp_engine.ranks.comm import Comm
 
 __all__ = ["ColumnParallel", "RowParallel"]
 

@@ -13,7 +13,7 @@ from kernels.dispatch import Ops
 from tp_engine.layers.lora import Projected
 
 if TYPE_CHECKING:
-    from tp_engine.comm import Comm
+    from tp_engine.ranks.comm import Comm
 
 __all__ = ["sum_add_norm"]
 

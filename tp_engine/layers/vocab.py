@@ -16,7 +16,7 @@ from sharding import Span
 from tp_engine.layers.step import EndRows
 
 if TYPE_CHECKING:
-    from tp_engine.comm import Comm
+    from tp_engine.ranks.comm import Comm
 
 __all__ = ["LMHead", "VocabEmbedding"]
 

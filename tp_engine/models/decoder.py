@@ -30,7 +30,7 @@ from tp_engine.models.rope import cos_sin_table
 from tp_engine.models.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from tp_engine.comm import Comm
+    from tp_engine.ranks.comm import Comm
     from tp_engine.weights import LayerWeights, RankWeights
 
 __all__ = ["Decoder"]

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from kernels.dispatch import Ops
 from kernels.sampling import DrawParams, keys
-from tp_engine.plan import IntArray
 from tp_engine.sampling.choice import Choice
 from tp_engine.sampling.rng import uniform
 from tp_engine.sampling.slots import SlotRows
-from tp_engine.transfer import to_device
+from tp_engine.steps.plan import IntArray
+from tp_engine.steps.transfer import to_device
 
 __all__ = ["Whole", "choose"]
 

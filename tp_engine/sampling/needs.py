@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tp_engine.params import SamplingParams
-from tp_engine.plan import SlotInit
+from tp_engine.steps.plan import SlotInit
 
 __all__ = ["CANDIDATE_SIZES", "sampling_needs", "slot_init"]
 

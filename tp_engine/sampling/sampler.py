@@ -19,12 +19,12 @@ from torch import Tensor
 from kernels.dispatch import Ops
 from sharding.units import Span
 from tp_engine.messages import TokenLogprobs
-from tp_engine.plan import IntArray
 from tp_engine.sampling.choice import Choice
 from tp_engine.sampling.choose import Whole, choose
 from tp_engine.sampling.shard import Processed, ShardSampler
 from tp_engine.sampling.slots import SlotRows, SlotStates
-from tp_engine.step import StepLogits
+from tp_engine.steps.plan import IntArray
+from tp_engine.steps.step import StepLogits
 
 __all__ = ["Gatherer", "Sampled", "Sampler"]
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from kernels.dispatch import Ops
 from kernels.sampling import Penalties
-from tp_engine.plan import IntArray
 from tp_engine.sampling.slots import SlotRows, SlotStates
-from tp_engine.transfer import to_device
+from tp_engine.steps.plan import IntArray
+from tp_engine.steps.transfer import to_device
 
 __all__ = ["Processed", "ShardSampler"]
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from sharding.units import Span
-from tp_engine.plan import IntArray, SlotInit
-from tp_engine.transfer import to_device
+from tp_engine.steps.plan import IntArray, SlotInit
+from tp_engine.steps.transfer import to_device
 
 __all__ = ["SlotRows", "SlotStates"]
 

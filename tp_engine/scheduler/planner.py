@@ -14,9 +14,9 @@ from typing import TypedDict
 import numpy as np
 
 from tp_engine.memory import AdapterFootprint, PagePool
-from tp_engine.plan import LAST_SAMPLED, NO_ADAPTER, IntArray, PlanKind, StepPlan
 from tp_engine.sampling import sampling_needs, slot_init
 from tp_engine.scheduler.request import Request, Work
+from tp_engine.steps.plan import LAST_SAMPLED, NO_ADAPTER, IntArray, PlanKind, StepPlan
 
 
 class Planner:

@@ -29,7 +29,7 @@ from tp_engine.memory import (
     PrefixCache,
 )
 from tp_engine.scheduler.request import Request, Work
-from tp_engine.tiers import AdapterTiers, Stand
+from tp_engine.tiers.tiers import AdapterTiers, Stand
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ def offline_figures(
     whenever one ends the next begins, as in a closed loop of so many streams.
     """
     from tp_engine import LLM  # not above: client processes do without torch
-    from tp_engine.warm_up import warm_up
+    from tp_engine.steps.warm_up import warm_up
 
     parsed = read_options([*made.options(), *options], environ={}).config.engine
     config = dataclasses.replace(parsed, max_num_seqs=streams)

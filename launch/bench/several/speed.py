@@ -22,7 +22,7 @@ from kernels.reduce import Mailboxes
 from launch.bench.engine import decode_cases, decode_ms, prefill_tokens_per_s
 from launch.bench.shapes import SHAPES, random_revision, register_copies, write_config
 from tp_engine import LLM
-from tp_engine.comm import Comm
+from tp_engine.ranks.comm import Comm
 
 LORA_RANK = 16
 WARM_STEPS = 24

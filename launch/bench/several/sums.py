@@ -21,10 +21,10 @@ from torch import Tensor
 from torch.distributed import _symmetric_memory as symmetric_memory
 
 from kernels.reduce.reference import sum_in_order
-from tp_engine.comm import Comm
 from tp_engine.config import EngineConfig
-from tp_engine.join import connect
-from tp_engine.symmetric import share_mailboxes
+from tp_engine.ranks.comm import Comm
+from tp_engine.ranks.join import connect
+from tp_engine.ranks.symmetric import share_mailboxes
 
 REPEATS = 20
 """Sums of one graph."""

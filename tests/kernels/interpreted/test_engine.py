@@ -11,10 +11,10 @@ import torch
 from kernels.dispatch import gpu_ops
 from tests.helpers.tiny_models import make_checkpoint, make_peft_adapter, oracle_greedy
 from tp_engine import LLM, SamplingParams
-from tp_engine.graphs import StepGraphs
-from tp_engine.host_step import HostStep
-from tp_engine.runner import Runner
-from tp_engine.step import StepLogits
+from tp_engine.steps.graphs import StepGraphs
+from tp_engine.steps.host_step import HostStep
+from tp_engine.steps.runner import Runner
+from tp_engine.steps.step import StepLogits
 
 PROMPTS = ([1, 2, 3, 4, 5, 6, 7], list(range(1, 40)))
 

@@ -16,8 +16,8 @@ from launch.validation.loading import load
 from launch.validation.options import read_options
 from tests.helpers.tiny_models import make_checkpoint, make_peft_adapter
 from tp_engine.adapters import AdapterRevision
-from tp_engine.join import join
 from tp_engine.rank import read_adapters
+from tp_engine.ranks.join import join
 
 
 def test_the_validator_runs_the_one_lora_launch_of_few_rows(

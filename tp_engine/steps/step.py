@@ -12,8 +12,8 @@ from torch import Tensor
 from kernels import AttentionBatch, LoraBatch, LoraSegments
 from kernels.entry import SpellOut
 from tp_engine.adapters import AdapterTraits
-from tp_engine.host_step import HostStep
 from tp_engine.layers import StepInput
+from tp_engine.steps.host_step import HostStep
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

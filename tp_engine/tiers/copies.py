@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from tp_engine.adapters import relocate
-from tp_engine.background import Background, Ended
-from tp_engine.comm import Comm, Lane
-from tp_engine.host_pages import HostCopy, HostPages, runs
-from tp_engine.resident_ends import ResidentEnds
+from tp_engine.ranks.background import Background, Ended
+from tp_engine.ranks.comm import Comm, Lane
 from tp_engine.shortage import asking_for
-from tp_engine.transfer import to_device
+from tp_engine.steps.transfer import to_device
+from tp_engine.tiers.host_pages import HostCopy, HostPages, runs
+from tp_engine.tiers.resident_ends import ResidentEnds
 
 Job = tuple[int, int, list[int], torch.cuda.Event | None]
 RECORD = "the record of an adapter"

@@ -17,11 +17,11 @@ from typing import Protocol
 
 from tp_engine.adapters import AdapterImage
 from tp_engine.adapters.errors import OutOfMemory
-from tp_engine.background import Ended
-from tp_engine.fetching import Fetch, Fetcher
 from tp_engine.interpreter import idle
 from tp_engine.memory import AdapterFootprint, AdapterResidency, Demand, HostTier, Prices
-from tp_engine.plan import PlanKind
+from tp_engine.ranks.background import Ended
+from tp_engine.steps.plan import PlanKind
+from tp_engine.tiers.fetching import Fetch, Fetcher
 
 WAIT_SECONDS = 0.0005
 """Between looks at what moves while nothing can run."""
@@ -48,7 +48,7 @@ class CarryOut(Protocol):
 
 
 class Movers(Protocol):
-    """What carries adapters on each rank, see `tp_engine.worker.Worker`."""
+    """What carries adapters on each rank, see `tp_engine.steps.worker.Worker`."""
 
     def arrived(self) -> list[Ended]:
         """Deliveries that have ended on all ranks since the last call, by handle."""

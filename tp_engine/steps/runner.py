@@ -10,16 +10,16 @@ from torch import Tensor
 from kernels.entry import SpellOut
 from kernels.lora import RENEWAL, LoraRenew
 from tp_engine.adapters.ends.record import EndSizes
-from tp_engine.graphs import StepGraphs, with_bounded_rank
-from tp_engine.host_step import HostStep
 from tp_engine.layers import EndRows
 from tp_engine.memory import PageLayout
 from tp_engine.models import Decoder
-from tp_engine.plan import IntArray, SlotInit, StepPlan
-from tp_engine.resident_ends import ResidentEnds
 from tp_engine.sampling import Sampled, Sampler
-from tp_engine.step import StepLogits, StepMemory
-from tp_engine.transfer import to_device
+from tp_engine.steps.graphs import StepGraphs, with_bounded_rank
+from tp_engine.steps.host_step import HostStep
+from tp_engine.steps.plan import IntArray, SlotInit, StepPlan
+from tp_engine.steps.step import StepLogits, StepMemory
+from tp_engine.steps.transfer import to_device
+from tp_engine.tiers.resident_ends import ResidentEnds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from tp_engine.comm import Comm
-from tp_engine.plan import HEADER_WORDS, IntArray, StepPlan
+from tp_engine.ranks.comm import Comm
+from tp_engine.steps.plan import HEADER_WORDS, IntArray, StepPlan
 
 FIRST_WORDS = 4096
 """Words of the one broadcast that carries most plans whole; a longer plan needs a second one."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tp_engine.adapters import AdapterImage
-from tp_engine.background import Ended
-from tp_engine.channel import PlanChannel
-from tp_engine.comm import Comm
-from tp_engine.copies import Copies
-from tp_engine.delivery import Delivery
-from tp_engine.gains import RankGains
-from tp_engine.host_pages import HostPages
-from tp_engine.plan import PlanKind, StepPlan
-from tp_engine.runner import Runner
+from tp_engine.ranks.background import Ended
+from tp_engine.ranks.channel import PlanChannel
+from tp_engine.ranks.comm import Comm
 from tp_engine.sampling import Sampled
+from tp_engine.steps.plan import PlanKind, StepPlan
+from tp_engine.steps.runner import Runner
+from tp_engine.tiers.copies import Copies
+from tp_engine.tiers.delivery import Delivery
+from tp_engine.tiers.gains import RankGains
+from tp_engine.tiers.host_pages import HostPages
 
 
 class Worker:

@@ -7,10 +7,10 @@ import os
 import torch
 
 from sharding import SITES, ModelDims
-from tp_engine.comm import Comm
 from tp_engine.config import EngineConfig, default_cpu_arena, default_host_memory
-from tp_engine.host_memory import free_host_bytes
 from tp_engine.memory import PageLayout
+from tp_engine.ranks.comm import Comm
+from tp_engine.tiers.host_memory import free_host_bytes
 
 
 def agree_on_pages(config: EngineConfig, layout: PageLayout, words: int, comm: Comm) -> int:

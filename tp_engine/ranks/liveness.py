@@ -22,7 +22,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 
-from tp_engine.comm import Comm
+from tp_engine.ranks.comm import Comm
 
 log = logging.getLogger(__name__)
 

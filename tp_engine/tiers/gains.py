@@ -22,10 +22,10 @@ from kernels.nf4.slices import float_rows
 from sharding import SITES, ModelDims, RankCut, is_row_parallel, weight_slice
 from tp_engine.adapters import AdapterImage, rows_of
 from tp_engine.adapters.record import gain_places, gain_row
-from tp_engine.background import Together
-from tp_engine.comm import Comm
-from tp_engine.host_memory import zeroed_pages
+from tp_engine.ranks.background import Together
+from tp_engine.ranks.comm import Comm
 from tp_engine.shortage import asking_for
+from tp_engine.tiers.host_memory import zeroed_pages
 from tp_engine.weights import RankWeights
 
 GAINS = "the gains of a DoRA adapter"

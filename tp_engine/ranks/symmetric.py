@@ -20,7 +20,7 @@ from kernels.reduce import (
     Stamped,
     programs,
 )
-from tp_engine.comm import Comm
+from tp_engine.ranks.comm import Comm
 
 log = logging.getLogger(__name__)
 

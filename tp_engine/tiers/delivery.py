@@ -1,8 +1,8 @@
 """Adapters on their way from rank 0 to the hosts of all ranks, beside the steps and never in them.
 
 Rank 0 cuts and packs; each rank is sent its own page images only, into the host pages that the
-plan names. See `tp_engine.background` for the order of events, and for what becomes of an adapter
-that a rank has no memory for.
+plan names. See `tp_engine.ranks.background` for the order of events, and for what becomes of an
+adapter that a rank has no memory for.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from tp_engine.adapters import AdapterImage
-from tp_engine.background import Background, Ended, Together
-from tp_engine.comm import Comm, Lane
-from tp_engine.host_memory import zeroed_pages
-from tp_engine.host_pages import HostPages
+from tp_engine.ranks.background import Background, Ended, Together
+from tp_engine.ranks.comm import Comm, Lane
 from tp_engine.shortage import asking_for
+from tp_engine.tiers.host_memory import zeroed_pages
+from tp_engine.tiers.host_pages import HostPages
 
 Job = tuple[int, int, list[int], Sequence[AdapterImage] | None]
 IMAGE = "a page image"
@@ -32,7 +32,7 @@ class Delivery:
         host: HostPages,
         finish: Callable[[AdapterImage, Together], AdapterImage],
     ) -> None:
-        """``finish`` makes of what was sent what is kept (`tp_engine.gains`)."""
+        """``finish`` makes of what was sent what is kept (`tp_engine.tiers.gains`)."""
         self._comm = comm
         self._host = host
         self._finish = finish

@@ -20,7 +20,7 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 import torch
 
 from tp_engine.adapters.errors import OutOfMemory
-from tp_engine.comm import Comm, Lane
+from tp_engine.ranks.comm import Comm, Lane
 from tp_engine.shortage import asking_for
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from kernels.lora.tiles import tile_table
-from tp_engine.plan import NO_ADAPTER, IntArray, StepPlan
-from tp_engine.step_shape import StepShape
+from tp_engine.steps.plan import NO_ADAPTER, IntArray, StepPlan
+from tp_engine.steps.step_shape import StepShape
 
 WIDE = ("tokens", "positions", "row_slots", "logit_rows", "logit_slots", "descriptors", "slots")
 """Fields that travel as int64."""

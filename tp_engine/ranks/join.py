@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from tp_engine.comm import Comm
 from tp_engine.config import ConfigError, EngineConfig
 from tp_engine.hub import download_model, local_model
 from tp_engine.models import ModelSpec
-from tp_engine.symmetric import share_mailboxes
+from tp_engine.ranks.comm import Comm
+from tp_engine.ranks.symmetric import share_mailboxes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,8 +15,8 @@ from torch import Tensor
 from tp_engine.adapters.ends.record import EndPlaces, EndSizes, MatrixPlace, end_places
 from tp_engine.adapters.ends.replaced import EMBEDDING, HEAD
 from tp_engine.layers import ArenaMatrix, EndRows, TokenRows, slabs_of
-from tp_engine.plan import IntArray
-from tp_engine.transfer import to_device
+from tp_engine.steps.plan import IntArray
+from tp_engine.steps.transfer import to_device
 
 
 class ResidentEnds:

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from tp_engine.adapters import AdapterTraits
-from tp_engine.host_step import HostStep
-from tp_engine.step import StepLogits
-from tp_engine.step_shape import StepShape, decode_shapes, mixed_shapes
+from tp_engine.steps.host_step import HostStep
+from tp_engine.steps.step import StepLogits
+from tp_engine.steps.step_shape import StepShape, decode_shapes, mixed_shapes
 
 log = logging.getLogger(__name__)
 

@@ -40,7 +40,7 @@ class PlanKind(IntEnum):
     """Nothing; shows that rank 0 lives."""
     COPY = 2
     """Begin to copy an adapter from the host into the arena (`adapter`: handle, descriptor number,
-    page ids), see `tp_engine.copies`."""
+    page ids), see `tp_engine.tiers.copies`."""
     FORGET = 3
     """Forget an adapter's host copy (`adapter`: handle)."""
     RETURN = 4
@@ -51,7 +51,7 @@ class PlanKind(IntEnum):
     """Capture steps of few rows for LoRA ranks up to ``max_rank``, and with ``traits``."""
     DELIVER = 7
     """Begin to receive an adapter's page images (`adapter`: handle, descriptor words, host pages),
-    see `tp_engine.delivery`."""
+    see `tp_engine.tiers.delivery`."""
 
 
 def _empty() -> IntArray:
