@@ -158,9 +158,13 @@ def _raise_file_limit() -> None:
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=2048)
+        listener = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         raise ValueError(f"cannot listen on host={host!r} port={port}: {error}") from error
+    # Connections inherit it; asyncio sets it only where the listener names its protocol. With
+    # Nagle's algorithm a small write waits up to 40 ms for the client's word on the one before.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def _keys(file: str | None, option: str) -> ApiKeys | None:

@@ -20,7 +20,7 @@ import pytest
 from fastapi import FastAPI
 
 from server import FrontEndSettings
-from server.main import _uvicorn_config
+from server.main import _listen, _uvicorn_config
 from server.process import start_front_end
 from tests.server.fake_engine import FakeEngine
 from tp_engine.messages import Draining, Phase
@@ -213,6 +213,13 @@ async def test_logs_hold_neither_keys_nor_prompts(
     assert '"POST /v1/completions HTTP/1.1" 200' in log
     assert '"POST /v1/completions HTTP/1.1" 401' in log
     assert "hush" not in log and "affairs" not in log
+
+
+async def test_small_writes_wait_for_no_acknowledgement() -> None:
+    with _listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 async def test_a_taken_port_is_a_clear_error(
