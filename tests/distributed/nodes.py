@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ import httpx
 import psutil
 
 from tests.distributed.torchrun import MARK, ROOT, kill_marked
+from tests.helpers.ports import free_port
 
 START_SECONDS = 120.0
 
@@ -165,11 +165,3 @@ class Nodes:
         agent = psutil.Process(self.agents[node].pid)
         for process in (agent, *agent.children(recursive=True)):
             process.send_signal(signal.SIGKILL)
-
-
-def free_port(address: str = "127.0.0.1") -> int:
-    """A port of an address that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        port: int = probe.getsockname()[1]
-        return port

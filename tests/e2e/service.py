@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,8 @@ from typing import Any
 import httpx
 import psutil
 
+from tests.helpers.ports import free_port
+
 ROOT = Path(__file__).parents[2]
 HOST = "127.0.0.1"
 SCRIPT = "launch/serve.py"
@@ -31,14 +32,6 @@ START_SECONDS = 120.0
 """For a start on a busy machine; idle, it takes six."""
 Role = int | str
 """A rank by its number, ``front end`` or ``torchrun``."""
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def wait_until(condition: Callable[[], Any], timeout: float, what: str) -> None:

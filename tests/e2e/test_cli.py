@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from launch.adapters.__main__ import main
-from tests.e2e.service import ROOT, Server, free_port
+from tests.e2e.service import ROOT, Server
+from tests.helpers.ports import free_port
 from tests.helpers.tiny_models import make_peft_adapter
 from tests.sources.web import CONFIG, WEIGHTS, Web, web_server
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.service import Server, free_port, wait_until
+from tests.e2e.service import Server, wait_until
+from tests.helpers.ports import free_port
 
 OPTIONS = ("--served-model-name=base", "--num-pages=600")
 pytestmark = pytest.mark.slow

@@ -22,17 +22,12 @@ from fastapi import FastAPI
 from server import FrontEndSettings
 from server.main import _listen, _uvicorn_config
 from server.process import start_front_end
+from tests.helpers.ports import free_port
 from tests.server.fake_engine import FakeEngine
 from tp_engine.messages import Draining, Phase
 
 pytestmark = pytest.mark.anyio
 CHECKOUT = Path(__file__).resolve().parents[2]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 @pytest.fixture
